@@ -19,7 +19,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TextIO
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 from cyclopts import Parameter
 
@@ -34,11 +34,11 @@ from liveness.service.backups.snapshots import (
     STEP_BYTES,
     OnWritten,
     StateCopy,
-    is_state_file,
     opened,
     sync,
 )
 from liveness.service.common.clock import Clock
+from liveness.service.storage.log_store import DATABASE
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -64,7 +64,7 @@ def backup(
         state: The state directory.
         file: Appears complete, or not at all.
         force: Whether to replace an existing file.
-        damaged: Whether to copy a state whose log or timers are damaged, too.
+        damaged: Whether to copy a damaged state, too; this replaces no file.
         out: Gets a line that says what was written.
     Returns:
         The exit code: 0 if the copy is whole.
@@ -73,69 +73,57 @@ def backup(
             a state. Nothing is left behind.
         StateError: The state is damaged, or of a newer version.
     """
-    with _as_command_errors(state, file):
-        _check_target(state, file, force=force, damaged=damaged)
+    force = force and not damaged
     with (
         progress_bar(sys.stderr, has_lines=False) as stage,
         _as_command_errors(state, file),
-        opened(state) as files,
     ):
-        counted = files.counted()
-        _check_room(files, file)
-        with _SignalCleanup() as signals, _folder_beside(file, signals) as folder:
+        _check_target(file, force=force)
+        with opened(state) as files, _folder_beside(file) as folder:
+            records, users, timers = files.counted()
+            _check_room(files, file)
             archive = folder / "archive"
             damage = _write(files, folder, archive, stage)
             if damage and not damaged:
                 raise StateError(
-                    f"{state} is damaged ({', '.join(damage)}); no backup was made: "
-                    "keep the previous one, and make one with --damaged to a new FILE"
+                    f"{state} is damaged ({damage}); no backup was made: keep the "
+                    "previous one, and make one with --damaged to a new FILE"
                 )
             size = archive.stat().st_size
-            signals.are_ignored = True
-            _publish(archive, file, force=force and not damage)
+            _check_target(file, force=force)
+            archive.replace(file)
+        _sync_folder(file.parent)
     out.write(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
-        f"{counted.records:,}, {counted.users:,} users online, {counted.timers:,} live "
-        "timers\n"
+        f"{records:,}, {users:,} users online, {timers:,} live timers\n"
     )
     if not damage:
         return 0
     out.flush()
     report_line(
-        f"{file} is not whole ({', '.join(damage)}): the state is damaged on disk; keep "
-        "the previous backup as well"
+        f"{file} is not whole ({damage}): the state is damaged on disk; keep the previous "
+        "backup as well"
     )
     return DAMAGED
 
 
-def _check_target(state: Path, file: Path, *, force: bool, damaged: bool) -> None:
+def _check_target(file: Path, *, force: bool) -> None:
     if not file.parent.is_dir():
         raise CommandError(
             f"{file.parent} is not a folder; make it, or name another FILE"
         )
-    if is_state_file(file, state):
+    if any((path.parent / DATABASE).exists() for path in (file, file.resolve())):
         raise CommandError(
-            f"{file} is a file of a sidecar's state, not of a backup; name another FILE"
-        )
-    if state.is_dir() and file.parent.samefile(state):
-        raise CommandError(
-            f"{file} is in the state directory, with which it would be lost; name a FILE "
+            f"{file} is in a state directory, with which it would be lost; name a FILE "
             "elsewhere"
         )
-    if not (file.is_symlink() or file.exists()):
-        return
-    if not file.is_file():
+    if (file.is_symlink() or file.exists()) and not file.is_file():
         raise CommandError(f"{file} exists and is not a file; name another FILE")
-    if damaged:
+    if file.exists() and not force:
         raise CommandError(
-            f"{file} already exists, and --damaged replaces no file; name another FILE"
+            f"{file} already exists; name another FILE, or give --force, which --damaged "
+            "does not take"
         )
-    if not force:
-        raise _exists(file)
-
-
-def _exists(file: Path) -> CommandError:
-    return CommandError(f"{file} already exists; name another FILE, or give --force")
 
 
 def _check_room(state: StateCopy, file: Path) -> None:
@@ -177,53 +165,38 @@ def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
         ) from error
 
 
-class _SignalCleanup:
-    """Ends the command by an exception at SIGINT, SIGTERM or SIGHUP, so that it cleans up.
+@contextmanager
+def _folder_beside(file: Path) -> Iterator[Path]:
+    """A private folder on the disk of *file*, removed at the end, also by a signal.
 
     A signal that is ignored stays ignored (`nohup`).
     """
 
-    def __init__(self) -> None:
-        self.are_ignored = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._end)
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _end(self, number: int, _frame: object) -> None:
-        if self.are_ignored:
-            return
-        self.are_ignored = True  # a second signal must not interrupt the cleanup
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
+    def end(number: int, _frame: object) -> None:
         sys.exit(ENDED + number)
 
+    def handle(
+        handler: "signal._HANDLER", *numbers: int
+    ) -> dict[int, "signal._HANDLER"]:
+        taken = (it for it in numbers if signal.getsignal(it) is not signal.SIG_IGN)
+        return {number: signal.signal(number, handler) for number in taken}
 
-@contextmanager
-def _folder_beside(file: Path, signals: _SignalCleanup) -> Iterator[Path]:
-    """A private folder on the disk of *file*, removed at the end."""
-    # Named before the `try`: the folder is removed even if a signal interrupts mkdir.
     folder = file.parent / f".{file.name}.{secrets.token_hex(8)}"
+    before = handle(end, signal.SIGTERM, signal.SIGHUP)
     try:
-        try:
-            folder.mkdir(0o700)
-            yield folder
-        finally:
-            signals.are_ignored = True
+        folder.mkdir(0o700)
+        yield folder
     finally:
+        # A second signal must not interrupt this.
+        before = handle(signal.SIG_IGN, signal.SIGINT, *before) | before
         if folder.exists():
             shutil.rmtree(folder)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> list[str]:
-    """Writes the archive; returns a description of each damaged part."""
+def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> str:
+    """Writes the archive; returns a description of what is damaged."""
     done, whole = 0, ROOM * state.bytes
 
     def wrote(count: int) -> None:
@@ -232,18 +205,18 @@ def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> list[
 
     stage("backing up", lambda: min(1.0, done / whole))
     made_ms = Clock().wall_ms()
-    # Both databases before the archive: until both are copied, the sidecar's WALs grow.
-    damage = list[str]()
-    for path in state.paths:
-        target = folder / path.name
-        if damaged := state.copy(path, target, made_ms=made_ms, wrote=wrote):
-            damage.append(damaged)
+    # All databases before the archive: until they are copied, the sidecar's WALs grow.
+    damage = [
+        f"{part.file}: {part.told}"
+        for path in state.paths
+        for part in state.copy(path, folder / path.name, made_ms=made_ms, wrote=wrote)
+    ]
     with _PacedFile(archive, wrote) as paced:
         archive.chmod(0o600)
         with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:
             for path in state.paths:
                 _add(tar, folder / path.name, path)
-    return damage
+    return "; ".join(damage)
 
 
 class _PacedFile(io.BufferedWriter):
@@ -272,23 +245,12 @@ def _add(tar: tarfile.TarFile, copy: Path, original: Path) -> None:
     tar.addfile(info)
 
 
-def _publish(archive: Path, file: Path, *, force: bool) -> None:
-    if not force:
-        try:
-            file.touch(0o600, exist_ok=False)  # a rename would replace an existing file
-        except FileExistsError:
-            raise _exists(file) from None
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        archive.replace(file)
-    except OSError:
-        if not force:
-            file.unlink()
-        raise
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 command: Final = declared("backup", "backup state.tar")
@@ -306,7 +268,7 @@ def back_up(
     force: Annotated[bool, Parameter(help="replace FILE if it is there")] = False,
     damaged: Annotated[
         bool,
-        Parameter(help="copy a damaged log or timers too; FILE must not exist"),
+        Parameter(help="copy a damaged state too; FILE must not exist"),
     ] = False,
 ) -> int:
     """Copy the whole state into one file, while the sidecar runs or is down.

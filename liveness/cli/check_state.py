@@ -26,21 +26,16 @@ def check_state(folder: Path, *, as_json: bool, out: TextIO) -> int:
     """
     code = 0
     try:
-        for found in check(folder):
-            file, part, is_whole, details, *_ = found
+        for file, part, is_whole, told in check(folder):
             if not is_whole:
                 code = DAMAGED
             if as_json:
-                shown = {"file": file, "part": part, "whole": is_whole, "told": details}
+                shown = {"file": file, "part": part, "whole": is_whole, "told": told}
                 out.write(f"{json.dumps(shown)}\n")
                 continue
-            if not is_whole:
-                result = f"damaged: {details}"
-            elif details in ("", "none"):
-                result = details or "whole"
-            else:
-                result = f"whole ({details})"
-            out.write(f"{file:<11}  {part:<14}  {result}\n")
+            whole = f"whole ({told})" if told else "whole"
+            result = whole if is_whole else f"damaged: {told}"
+            out.write(f"{file:<11}  {part:<9}  {result}\n")
     except sqlite3.Error as error:
         raise CommandError(
             f"{folder} cannot be read now ({error}); try again, as the sidecar's user"

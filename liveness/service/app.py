@@ -199,7 +199,7 @@ def load(
         catch_up = partial(_catch_up, now_ms=now_ms, ahead_ms=ahead_ms)
         sidecar.restore(partial(catch_up, table, store))
         store.begin(clock.state_time())
-        store.ages.begin(now_ms)
+        store.trimmer.begin(now_ms)
         table.store_clock(clock.state_time())
     store.reserve.restore()
     return sidecar
@@ -219,7 +219,7 @@ def _catch_up(
     reached = table.seq
     if not has_live:
         reached = newest
-    damaged = store.damaged_records
+    damaged = store.damaged_records(0)
     while reached < newest:
         page = store.read(
             after=reached, until=newest, wanted=TIMER_RECORDS, limit=REPLAY_RECORDS
@@ -243,10 +243,10 @@ def _catch_up(
             )
     with table.expecting_damage():
         table.follow(newest)
-    if store.damaged_records > damaged:
+    if store.damaged_records(0) > damaged:
         _log.warning(
             "timer records may be among the damaged records; these timers fire again",
-            records=store.damaged_records - damaged,
+            records=store.damaged_records(0) - damaged,
         )
 
 

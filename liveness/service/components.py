@@ -295,8 +295,8 @@ class SidecarService:
         nursery.start_soon(self._trim)
         nursery.start_soon(self.log_writer.keep_clock)
         nursery.start_soon(self._write, self.log_writer.timers.run)
-        nursery.start_soon(self.log_writer.checkpoints.run)
-        nursery.start_soon(self.log_writer.timers.checkpoints.run)
+        nursery.start_soon(self.log_writer.writer.run_checkpoints)
+        nursery.start_soon(self.log_writer.timers.writer.run_checkpoints)
         nursery.start_soon(self._skipped_attempts.run, self.engine.fire_again)
         nursery.start_soon(self._summaries.run)
         if self.outlets is not None:

@@ -97,7 +97,7 @@ async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
-    writer = rig.log_writer._writer
+    writer = rig.log_writer.writer
     async with reading(rig) as watch:
         await does(gateway, "logout", "ada", "bob")
         monkeypatch.setattr(writer, "write", slowed(writer.write, 2 * SETTLE_S))

@@ -61,7 +61,7 @@ def note_counters(sidecar: SidecarService) -> None:
             ),
             "storage: a commit of the log fails": disk.write_failures["log"],
             "storage: a commit of timers fails": disk.write_failures["timers"],
-            "storage: a damaged record is found": disk.store.damaged_records,
+            "storage: a damaged record is found": disk.store.damaged_records(0),
             "storage: the socket's file is missed": counts.files_lost["gateway"],
         }
     )

@@ -1,4 +1,4 @@
 """Copies of the state directory, and checks of its files."""
 
-# Imports: core, errors, service.storage, service.timers.
+# Imports: errors, service.storage, service.timers.
 # Never: starlette, hypercorn, cyclopts.

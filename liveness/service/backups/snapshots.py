@@ -21,33 +21,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from liveness.errors import LivenessError, StateError
-from liveness.service.backups.integrity import parts, structure
-from liveness.service.storage import (
-    clocks_file,
-    disk_reserve,
-    log_pages,
-    log_schema,
-    log_store,
-    migrations,
-    outlet_schema,
-)
+from liveness.errors import LivenessError
+from liveness.service.backups.integrity import PartResult, parts
+from liveness.service.storage import log_pages, log_schema, log_store, outlet_schema
 from liveness.service.storage.database import (
     PUT_META,
     check_not_lost,
-    check_regular_files,
-    check_wal,
+    check_schema,
     companions,
     connect,
     created_private,
-    meta,
     only_reading,
     pragma,
+    size_of,
 )
-from liveness.service.storage.private_folders import identities, identity
-from liveness.service.storage.state_lock import LOCK, is_in_use
+from liveness.service.storage.private_folders import check_regular
 from liveness.service.timers import timer_store
 
 # Bytes between two syncs.
@@ -59,17 +49,12 @@ MOST_WAL_BYTES: Final = 2 * 2**30
 # The first try nearly always succeeds.
 TRIES: Final = 1_000
 
-_FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
-    log_store.DATABASE: (log_schema.SCHEMA, migrations.LOG),
-    timer_store.DATABASE: (timer_store.SCHEMA, migrations.TIMERS),
-    outlet_schema.DATABASE: (outlet_schema.SCHEMA, migrations.OUTLETS),
+# The files, each with its oldest schema and that of this version.
+_FILES: Final = {
+    log_store.DATABASE: (log_schema.OLDEST_SCHEMA, log_schema.SCHEMA),
+    timer_store.DATABASE: (timer_store.SCHEMA, timer_store.SCHEMA),
+    outlet_schema.DATABASE: (outlet_schema.SCHEMA, outlet_schema.SCHEMA),
 }
-
-# Names of files that a state folder may have.
-_NAMES: Final = frozenset(
-    {*_FILES, LOCK, clocks_file.NAME, clocks_file.NEW, disk_reserve.NAME}
-    | {companion.name for name in _FILES for companion in companions(Path(name))}
-)
 
 # Called with the number of bytes written in each step.
 OnWritten = Callable[[int], None]
@@ -77,14 +62,6 @@ OnWritten = Callable[[int], None]
 
 class BackupError(LivenessError):
     """No backup was made, for a reason that the user can remedy."""
-
-
-class Counted(NamedTuple):
-    """How much a backup has."""
-
-    records: int
-    users: int
-    timers: int  # the live ones
 
 
 class StateCopy:
@@ -96,37 +73,34 @@ class StateCopy:
 
     def __init__(self, databases: Mapping[Path, sqlite3.Connection]) -> None:
         self._databases = databases
-        self.bytes = sum(map(_bytes, databases.values()))  # size of the copies
+        self.paths = [*databases]  # of the databases that exist, the log's first
+        self.bytes = sum(  # of the copies
+            pragma(db, "page_count") * pragma(db, "page_size")
+            for db in databases.values()
+        )
         self._wal_bytes = self._wals()
 
-    @property
-    def paths(self) -> list[Path]:
-        """The databases that exist, the log's first."""
-        return [*self._databases]
-
-    def counted(self) -> Counted:
-        """Count its records, users and live timers."""
+    def counted(self) -> tuple[int, int, int]:
+        """Its newest record, and how many users are online and timers live."""
         databases = {path.name: db for path, db in self._databases.items()}
-        log, table = (
-            databases.get(name) for name in (log_store.DATABASE, timer_store.DATABASE)
-        )
-        assert log is not None
+        log, table = databases[log_store.DATABASE], databases.get(timer_store.DATABASE)
         (users,) = log.execute("select count(*) from online").fetchone()
         query = "select sum(timers) from states where state in ('pending', 'fired')"
         timers = 0 if table is None else table.execute(query).fetchone()[0]
-        return Counted(log_pages.newest(log), users, timers)
+        return log_pages.newest(log), users, timers
 
-    def copy(self, path: Path, target: Path, *, made_ms: int, wrote: OnWritten) -> str:
+    def copy(
+        self, path: Path, target: Path, *, made_ms: int, wrote: OnWritten
+    ) -> list[PartResult]:
         """Copy a database to a new file, end its transaction, and check the copy.
 
         *made_ms* is stored in a copy of the log; the first start from it logs that time.
 
         Raises:
             BackupError: The copy is too slow.
-            StateError: The database is damaged.
             sqlite3.Error: It cannot be read, or the copy cannot be written.
         Returns:
-            The damaged part, if the rest of the copy can be used; "" without damage.
+            The damaged parts.
         """
         source = self._databases[path]
         page_bytes = pragma(source, "page_size")
@@ -142,35 +116,28 @@ class StateCopy:
                 sync(opened.fileno())
                 wrote((pages - remaining - copied) * page_bytes)
                 copied = pages - remaining
-                self._check_wals()
+                if self._wals() - self._wal_bytes > MOST_WAL_BYTES:
+                    raise BackupError(
+                        "the copy is too slow: the sidecar wrote "
+                        f"{MOST_WAL_BYTES >> 30} GiB to {path.parent} meanwhile; name a "
+                        "FILE on a faster disk"
+                    )
 
             # No journal: an incomplete copy is of no use.
             copy.execute("pragma journal_mode = off")
             step = max(1, STEP_BYTES // page_bytes)
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
-            damaged = _damage_of(path, copy)
+            damaged = [part for part in parts(path.name, copy) if not part.is_whole]
             if path.name == log_store.DATABASE:
-                copy.execute(
-                    PUT_META,
-                    [log_store.COPIED, made_ms],
-                )
+                copy.execute(PUT_META, [log_store.COPIED, made_ms])
             # Without a WAL the copy is one file.
             copy.execute("pragma journal_mode = delete")
             os.fsync(opened.fileno())
         return damaged
 
-    def _check_wals(self) -> None:
-        if self._wals() - self._wal_bytes > MOST_WAL_BYTES:
-            raise BackupError(
-                "the copy is too slow: the sidecar wrote "
-                f"{MOST_WAL_BYTES >> 30} GiB to {self.paths[0].parent} meanwhile; name a "
-                "FILE on a faster disk"
-            )
-
     def _wals(self) -> int:
-        wals = (path.with_name(path.name + "-wal") for path in self._databases)
-        return sum(wal.stat().st_size for wal in wals if wal.exists())
+        return sum(size_of(companions(path)[0]) or 0 for path in self.paths)
 
 
 @contextmanager
@@ -185,22 +152,22 @@ def opened(folder: Path) -> Iterator[StateCopy]:
     """
     paths = [folder / name for name in _FILES]
     for path in paths:
-        check_regular_files(path)
-    if not _size(paths[0]):
+        for file in (path, *companions(path)):
+            check_regular(file)
+        check_not_lost(path)
+    if not size_of(paths[0]):
         raise BackupError(
             f"{paths[0]}: there is no state to back up; name its folder with --state"
         )
     # SQLite makes files there.
     if not os.access(folder, os.W_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-    for path in paths:
-        check_not_lost(path)
-    paths = [path for path in paths if _size(path)]
-    if not is_in_use(folder):  # a running sidecar checked them when it started
-        for path in paths:
-            check_wal(path)
     with ExitStack() as stack:
-        databases = {path: stack.enter_context(only_reading(path)) for path in paths}
+        databases = {
+            path: stack.enter_context(only_reading(path))
+            for path in paths
+            if size_of(path)
+        }
         table = folder / timer_store.DATABASE
         watched = table if table in databases else paths[0]
         timers = stack.enter_context(only_reading(watched))
@@ -217,26 +184,11 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         else:
             raise BackupError(f"{watched} is written without a pause; try again")
         for path, db in databases.items():
-            _check(path, db)
+            oldest, newest = _FILES[path.name]
+            check_schema(db, path, oldest=oldest, newest=newest)
         next_seq = log_pages.newest(databases[paths[0]]) + 1
-        timer_store.check_not_emptied(folder / timer_store.DATABASE, next_seq=next_seq)
+        timer_store.check_not_emptied(table, next_seq=next_seq)
         yield StateCopy(databases)
-
-
-def is_state_file(file: Path, folder: Path) -> bool:
-    """Whether a path is that of a sidecar's state, even if there is no file yet.
-
-    True for a file in the state folder *folder*, by any path, and for a path with the
-    name of a state's file in a folder that has others.
-    """
-    real = Path(os.path.realpath(file))
-    for path in (file, real):
-        if path.name in _NAMES and any(
-            os.path.lexists(path.with_name(name)) for name in (*_FILES, LOCK)
-        ):
-            return True
-    own = identities(folder.iterdir() if folder.is_dir() else ())
-    return identity(real) in own.values()
 
 
 def sync(descriptor: int) -> None:
@@ -244,48 +196,3 @@ def sync(descriptor: int) -> None:
     began = time.perf_counter()
     os.fsync(descriptor)
     time.sleep(time.perf_counter() - began)
-
-
-def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
-    """Describe damaged records or timers; "" if there are none.
-
-    Raises:
-        StateError: Anything else is damaged.
-    """
-
-    def read(examine: Callable[[sqlite3.Connection], Any]) -> Any:
-        return examine(copy)
-
-    schema, _ = _FILES[path.name]
-    if meta(copy, "schema") == schema:
-        found = parts(path.name, read)
-    else:  # an older schema: only the structure can be checked
-        found = iter([structure(path.name, read)])
-    missing = ""
-    for part in found:
-        missing = missing or part.missing
-        if not part.is_whole and not part.missing:
-            raise StateError(
-                f"{path} is damaged ({part.part}: {part.told}); no backup was made: "
-                "keep the previous one, and restore it if the sidecar cannot start"
-            )
-    return missing
-
-
-def _check(path: Path, db: sqlite3.Connection) -> None:
-    schema, steps = _FILES[path.name]
-    stored = meta(db, "schema")
-    migrations.check(path, stored if isinstance(stored, int) else 0, schema, steps)
-
-
-def _size(path: Path) -> int:
-    """The size of a readable file. Not if SQLite has it open: this drops its locks."""
-    try:
-        with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _bytes(db: sqlite3.Connection) -> int:
-    return pragma(db, "page_count") * pragma(db, "page_size")

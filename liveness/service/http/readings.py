@@ -62,7 +62,7 @@ class Readings:
             write_failures=log_writer.write_failures,
             wal_overflows=log_writer.wal_overflows,
             log_bytes=log_writer.log_bytes,
-            log_damaged=log_writer.store.damaged_records,
+            log_damaged=log_writer.store.damaged_records(log_writer.first),
             feed_watchers=registry.linked(WATCHER),
             streams=dict(self.streams.open),
             timers=dict(parts.scheduler.states),

@@ -111,18 +111,6 @@ def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
         return None  # the next start logs why it cannot use the file
 
 
-def is_whole(folder: Path) -> bool | None:
-    """Whether the file is undamaged; None if there is none."""
-    packed = _read(folder / NAME)
-    if packed is None:
-        return None
-    try:
-        _unpack(packed)
-    except (ValueError, TypeError):
-        return False
-    return True
-
-
 def _read(path: Path) -> bytes | None:
     try:
         with os.fdopen(_open_no_link(path, os.O_RDONLY), "rb") as file:

@@ -1,22 +1,11 @@
-"""SQLite as used here: private files, a WAL, every commit synced, damage detected.
+"""SQLite as used here: private files, a WAL, every commit synced.
 
 Every function here blocks: call it in a thread. One thread at a time uses a writing
 connection; each reader opens its own.
-
-SQLite reads a WAL up to the first frame with a wrong checksum and takes that for the end,
-since a crash leaves a torn transaction there. A frame that was damaged later looks the
-same: SQLite would silently drop all commits after it, and soon overwrite them.
-`hides_commits` tells the two apart. The checksum of a frame continues that of the frame
-before it, and a transaction begins only after the one before it was synced. So if a frame
-continues from a commit, that commit was durable, with all frames before it.
-
-Source: https://sqlite.org/walformat.html
 """
 
 import os
 import sqlite3
-import struct
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -41,7 +30,6 @@ WAL_BYTES: Final = 64 * 2**20
 # Bytes of one read in `read_through`.
 READ_BYTES: Final = 2**20
 PUT_META: Final = "insert or replace into meta values (?, ?)"
-LARGER_THAN_MEMORY: Final = "a row seems to be larger than memory"
 _SUFFIXES: Final = ("-wal", "-shm", "-journal")
 # Errors of a file that is whole, but cannot be used now.
 DISK_TROUBLE: Final = frozenset(
@@ -53,71 +41,6 @@ DISK_TROUBLE: Final = frozenset(
         sqlite3.SQLITE_BUSY,
     }
 )
-# A WAL's header: magic number, version, page size, checkpoint; salts; checksum.
-_HEADER: Final = struct.Struct(">16x8s8s")
-# A frame's header: page number; pages after the commit, 0 if it is none; salts; checksum.
-_FRAME: Final = struct.Struct(">4xI8s8s")
-_SUMS: Final = struct.Struct(">2I")
-_SUMMED_BYTES: Final = 8  # of a frame's header, the part that the checksum covers
-# In the index (the `-shm` file): whether it is initialised, and its number of frames.
-_INDEX: Final = struct.Struct("=12x?3xI")
-Sums = tuple[int, int]
-
-
-def frames_read(index: bytes) -> int | None:
-    """How many frames of a WAL SQLite reads, given the content of its index (`-shm`).
-
-    None: the index is not initialised yet, or is too short. SQLite then reads the WAL
-    without it, if it may not write to it.
-    """
-    if len(index) < _INDEX.size:
-        return None
-    is_made, frames = _INDEX.unpack_from(index)
-    return int(frames) if is_made else None
-
-
-def hides_commits(path: Path, *, read: int, page_bytes: int) -> bool:
-    """Whether a WAL has commits after the *read* frames that SQLite reads."""
-    with path.open("rb", buffering=0) as wal:
-        header = wal.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return False
-        salts, sums = _HEADER.unpack(header)
-        if _sums(header[: -_SUMS.size], (0, 0)) != _SUMS.unpack(sums):
-            # The header is damaged, so take the salts of the first frame. Frames that
-            # remain from an earlier use of the WAL have other salts.
-            salts = wal.read(_FRAME.size)[8:16]
-        commit: Sums | None = None
-        frame_bytes = _FRAME.size + page_bytes
-        at = _HEADER.size + read * frame_bytes
-        wal.seek(at)
-        while len(head := wal.read(_FRAME.size)) == _FRAME.size:
-            pages, own_salts, packed = _FRAME.unpack(head)
-            sums = _SUMS.unpack(packed)
-            if own_salts != salts:
-                commit = None
-            elif commit is not None and sums == _sums(
-                head[:_SUMMED_BYTES] + wal.read(page_bytes), commit
-            ):
-                return True
-            else:
-                commit = sums if pages else None
-            at += frame_bytes
-            wal.seek(at)
-    return False
-
-
-def _sums(data: bytes, before: Sums) -> Sums:
-    """The checksum of whole words, continued from *before*.
-
-    It uses this machine's byte order: no commits are found in a WAL of the other one.
-    """
-    words = array("I", data[: len(data) // 8 * 8])
-    first, second = before
-    for at in range(0, len(words), 2):
-        first = (first + words[at] + second) & 0xFFFFFFFF
-        second = (second + words[at + 1] + first) & 0xFFFFFFFF
-    return first, second
 
 
 @contextmanager
@@ -185,16 +108,6 @@ def created_private(path: Path) -> Iterator[None]:
         raise
 
 
-def check_regular_files(path: Path) -> None:
-    """Raise StateError if a database, or one of SQLite's files for it, is not regular.
-
-    SQLite would follow a symlink, and look for the WAL beside its target; it would block
-    on a pipe.
-    """
-    for file in (path, *companions(path)):
-        check_regular(file)
-
-
 def check_not_lost(path: Path) -> None:
     """Raise DatabaseError if a database is missing or empty, and its WAL is not.
 
@@ -242,61 +155,34 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def schema_of(path: Path) -> int | None:
-    """The schema version in a database's `meta`; None if the database is empty.
+def schema_of(path: Path, *, oldest: int, newest: int) -> int | None:
+    """The schema of a database; None if it is empty.
 
     The file is opened read-only, so that closing it does not checkpoint the WAL: a file
     of another program, or a damaged one, stays as it is, with its WAL.
 
     Raises:
-        StateError: Its `meta` has no valid version.
+        StateError: It is none from *oldest* to *newest*.
         sqlite3.Error: It cannot be read.
     """
-    wal, index, journal = companions(path)
+    *_, journal = companions(path)
     # A sidecar that was killed while it made the file left a journal to roll back.
     with closing(opened(path, "mode=rw" if journal.exists() else "mode=ro")) as db:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
-        page_bytes = pragma(db, "page_size")
-        found = meta(db, "schema") if tables else None
-        # Last, as it closes the index: that drops this process's locks on the index.
-        if size_of(wal):
-            _check_wal(wal, index, page_bytes)
-    if not tables:
-        return None
-    if not isinstance(found, int) or found < 1:
-        raise StateError(
-            f"{path} has the schema {found!r}, which no version has; it was left "
-            "as it is: name another --state"
-        )
-    return found
+        return check_schema(db, path, oldest=oldest, newest=newest) if tables else None
 
 
-def check_wal(path: Path) -> None:
-    """Raise DatabaseError if a database's WAL `hides_commits`.
-
-    Call it while no process writes to the database, and this one does not have it open.
-    """
-    wal, index, _ = companions(path)
-    if not size_of(wal):
-        return
-    with closing(opened(path, "mode=ro")) as db:
-        db.execute("select count(*) from sqlite_schema").fetchone()
-        _check_wal(wal, index, pragma(db, "page_size"))
-
-
-def _check_wal(wal: Path, index: Path, page_bytes: int) -> None:
-    try:
-        read = frames_read(index.read_bytes())
-    except OSError as error:
-        unreadable = sqlite3.OperationalError(f"{index.name}: {error.strerror}")
-        unreadable.sqlite_errorcode = sqlite3.SQLITE_IOERR
-        raise unreadable from error
-    if read is None:
-        incomplete = sqlite3.OperationalError(f"{index.name} is not whole")
-        incomplete.sqlite_errorcode = sqlite3.SQLITE_READONLY
-        raise incomplete
-    if hides_commits(wal, read=read, page_bytes=page_bytes):
-        raise damage_error(f"commits lie behind damage in {wal.name}")
+def check_schema(
+    db: sqlite3.Connection, path: Path, *, oldest: int, newest: int
+) -> int:
+    """The schema of a database; raise StateError if it is none from *oldest* to *newest*."""
+    stored = meta(db, "schema")
+    if isinstance(stored, int) and oldest <= stored <= newest:
+        return stored
+    raise StateError(
+        f"{path} has schema {stored!r:.40}, this version reads {newest}; use the version "
+        "that wrote it, or another --state"
+    )
 
 
 def check_structure(
@@ -308,14 +194,13 @@ def check_structure(
         sqlite3.DatabaseError: There is damage; the message names at most *most* faults.
     """
     for table in tables:
-        check = f"pragma quick_check({table or most})"
         try:
             lines = [
                 " ".join(line.removeprefix("*** in database main ***").split())
-                for (line,) in db.execute(check)
+                for (line,) in db.execute(f"pragma quick_check({table or most})")
             ]
         except MemoryError as error:
-            raise damage_error(LARGER_THAN_MEMORY) from error
+            raise damage_error("a row seems to be larger than memory") from error
         if lines != ["ok"]:
             raise damage_error("; ".join(lines[:most]))
 
@@ -378,6 +263,81 @@ def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(opened(path, "mode=ro")) as db:
         db.execute("pragma busy_timeout = 1000")
         yield db
+
+
+@contextmanager
+def unchanged(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database for one read that changes no file, whether a sidecar has it open or not.
+
+    If there is a WAL, a sidecar has the file open, or was killed; SQLite reads both, also
+    while the sidecar writes. Otherwise all is in the file. To read it, SQLite would make a
+    WAL that belongs to this user, and to which a sidecar of another user could not write:
+    so the file is opened as immutable.
+
+    Raises:
+        StateError: There is no file, it may not be read, or a sidecar was started or
+            stopped during the read.
+        sqlite3.Error: The file cannot be read.
+    """
+    for file in (path, *companions(path)):
+        check_regular(file)
+    before, (wal, *_) = _state_of(path), companions(path)
+    has_wal = wal.exists()
+    try:
+        with closing(opened(path, "mode=ro" if has_wal else "immutable=1")) as db:
+            db.execute("pragma busy_timeout = 1000")
+            yield db
+    finally:
+        if not has_wal and _state_of(path) != before:
+            raise StateError(
+                f"{path} changed as it was read: a sidecar was started or stopped there; "
+                "ask again"
+            )
+
+
+def _state_of(path: Path) -> tuple[int, int, int]:
+    try:
+        # `access` is false for a missing file too; `stat` raises the actual cause.
+        found = path.stat()
+        if not os.access(path, os.R_OK, effective_ids=True):
+            raise PermissionError
+        if not found.st_size:
+            raise StateError(
+                f"{path} is empty, no sidecar has written there yet: start one, or name its "
+                "state directory with --state"
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        raise StateError(
+            f"there is no log in {path.parent}: name the sidecar's state directory with "
+            "--state"
+        ) from None
+    except PermissionError:
+        raise StateError(
+            f"not allowed to read {path}: run this as the user of the sidecar"
+        ) from None
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be read: {error.strerror}; correct that, or name the "
+            "sidecar's state directory with --state"
+        ) from None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def read_error(path: Path, error: sqlite3.Error) -> StateError:
+    """The error for a user whose command could not read a database."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+        todo = (
+            "while a sidecar runs, or after it was killed, only a user that may write to "
+            f"{path.parent} can always read it: run this as the user of the sidecar"
+        )
+    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        todo = "ask again"
+    elif code == sqlite3.SQLITE_IOERR:
+        todo = "repair the disk"
+    else:
+        todo = "it is damaged: see `liveness check-state`, restore a backup"
+    return StateError(f"{path} cannot be read: {error}; {todo}")
 
 
 @contextmanager

@@ -5,9 +5,8 @@ each page has a checksum, and only whole pages, which match theirs, are read. Se
 gaps: a record that is in no whole page is damaged, whatever the cause, and every other
 record can be read.
 
-A damaged file is read in smaller steps. If several pages cannot be read together, each is
-read by itself. If SQLite cannot find the next page, since its tree is damaged there,
-reading continues at the next seq from which SQLite finds a page.
+A damaged file is read page by page. Where SQLite cannot read the next one, reading
+continues at the next seq from which it can, found by doubling the step.
 
 Many small pages are read by one statement, as one value. SQLite takes the interpreter
 lock for each row, and beside a busy main thread that costs more than reading a page.
@@ -16,28 +15,27 @@ lock for each row, and beside a busy main thread that costs more than reading a 
 import json
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from liveness.core.records import TIMER, Logged, Record, TimerRecord, record_of
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.core.wire.framing import decode
-from liveness.service.storage.damaged_records import SeqRange
 
+# The first and last seq of consecutive records.
+SeqRange = tuple[int, int]
 # The most records of a page. They are encoded in one step, which holds the interpreter
 # lock, and a reader of one record decodes all of them.
 PAGE_RECORDS: Final = 1_000
 # The most bytes of a page of several records: a reader of one of them has to read and
 # hold all of it.
 PAGE_BYTES: Final = 2**17
-# What one statement lists, in pages, and reads, in bytes (but at least one page).
-LISTED_PAGES: Final = 256
+# What one statement reads at most (but at least one page).
+READ_PAGES: Final = 256
 READ_BYTES: Final = 2**18
 
 END: Final = 2**63 - 1
-# A key of `meta`: pages up to this seq count as deleted, as SQLite could not delete them.
-TRIMMED: Final = "trimmed"
 
 _KIND: Final = Record._fields.index("kind")
 _GATEWAY: Final = Record._fields.index("gateway")
@@ -52,18 +50,20 @@ _COLUMNS: Final = (
 )
 # The columns of a `LogPage`, and its checksum.
 PAGE: Final = f"{_COLUMNS}, cast(records as blob), cast(crc as integer)"
-_LIST: Final = f"""
-select json_group_array(json_array(last, first, size)) from (
-    select {_COLUMNS}, length(records) as size from log where last > ?
-    order by last limit ?)
-"""
 _READ: Final = f"""
+with sized (last, size) as (
+    select last, sum(size) over (order by last) from (
+        select last, length(records) as size from log where last > :after
+        order by last limit :most))
 select json_group_array(json_array(last, first, newest, crc, size)),
     cast(group_concat(cast(records as text), '') as blob)
 from (
     select {_COLUMNS}, cast(crc as integer) as crc, records,
         ifnull(length(cast(records as blob)), 0) as size
-    from log where last between ? and ? order by last)
+    from log where last > :after and last <= (
+        select coalesce(max(last) filter (where size <= {READ_BYTES}), min(last))
+        from sized)
+    order by last)
 """
 
 
@@ -74,14 +74,6 @@ class LogPage(NamedTuple):
     first: int
     newest: int  # the latest stamp, in Unix milliseconds
     records: bytes
-
-
-class _ListedPage(NamedTuple):
-    """The bounds and the size of a page whose records were not read yet."""
-
-    last: int
-    first: int
-    size: int
 
 
 def rows_of(batch: RecordBatch) -> Iterator[tuple[int, int, int, bytes, int]]:
@@ -151,13 +143,44 @@ def pages(db: sqlite3.Connection, *, after: int, until: int) -> Iterator[LogPage
     Raises:
         sqlite3.Error: The file cannot be read now. Damaged pages are skipped.
     """
-    reached = 0
-    for listed in _list(db, after, until):
-        for group in _groups(listed):
-            for page in _read_whole(db, group):
-                if page.first > reached:
-                    yield page
-                    reached = page.last
+    at_once, step, reached = 1, 1, 0
+    while after < until:
+        try:
+            rows = _read(db, after, at_once)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            if at_once == 1:
+                after, step = after + step, 2 * step
+            at_once = 1
+            continue
+        if step > 2:  # there may be some that were passed over
+            after, step = after - step // 2, 1
+            continue
+        if not rows:
+            return
+        at_once, step = min(2 * len(rows), READ_PAGES), 1
+        plausible = [row for row in rows if _is_plausible(row[0].last, row[0].first)]
+        for page, crc in plausible:
+            if page.first > until:
+                return
+            if page.first > reached and is_whole(page, crc):
+                yield page
+                reached = page.last
+        (end, *_), _ = (plausible or rows)[-1]
+        after = max(after + 1, min(end, until))
+
+
+def merged(ranges: Iterable[SeqRange], added: SeqRange) -> list[SeqRange]:
+    """Join a range with those that it overlaps or touches; the result has it last."""
+    separate = list[SeqRange]()
+    first, last = added
+    for known in ranges:
+        if known[1] + 1 < first or last + 1 < known[0]:
+            separate.append(known)
+        else:
+            first, last = min(known[0], first), max(known[1], last)
+    return [*separate, (first, last)]
 
 
 def damaged_ranges(
@@ -176,36 +199,23 @@ def damaged_ranges(
 
 def oldest(db: sqlite3.Connection) -> int:
     """The oldest seq kept; 1 if the log is empty."""
-    for listed in _list(db, trimmed(db), END, at_once=1):
-        for row in listed:
-            return row.first
-    return 1
+    query = "select last, first from log order by last limit 1"
+    try:
+        row = db.execute(query).fetchone()
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+    else:
+        if row is None:
+            return 1
+        if _is_plausible(*row):
+            return int(row[1])
+    return next((page.first for page in pages(db, after=0, until=END)), 1)
 
 
 def newest(db: sqlite3.Connection) -> int:
     """The newest seq, even if its page is damaged; 0 if the log is empty."""
     return int(db.execute("select coalesce(max(last), 0) from log").fetchone()[0])
-
-
-def stamp_of(db: sqlite3.Connection, seq: int) -> tuple[int, int] | None:
-    """The last seq and the newest stamp of the page with a record; None if it is damaged."""
-    query = "select last, newest from log where last >= ? order by last limit 1"
-    try:
-        row = db.execute(query, [seq]).fetchone()
-    except sqlite3.DatabaseError as error:
-        if not is_damage(error):
-            raise
-        return None
-    if row is None or not all(isinstance(value, int) for value in row):
-        return None
-    return int(row[0]), int(row[1])
-
-
-def trimmed(db: sqlite3.Connection) -> int:
-    """The last seq of the trimmed pages that SQLite could not delete; 0 if none."""
-    query = "select cast(value as integer) from meta where key = ?"
-    row = db.execute(query, [TRIMMED]).fetchone()
-    return row[0] if row and row[0] else 0
 
 
 def next_seq(db: sqlite3.Connection) -> int:
@@ -241,84 +251,15 @@ def _is_plausible(last: object, first: object) -> bool:
     )
 
 
-def _list(
-    db: sqlite3.Connection, after: int, until: int, *, at_once: int = LISTED_PAGES
-) -> Iterator[list[_ListedPage]]:
-    """List pages without reading their records; skip those that cannot be listed."""
-    while after < until:
-        try:
-            (found,) = db.execute(_LIST, [after, at_once]).fetchone()
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            if at_once > 1:
-                at_once = 1
-            else:
-                after = _next_listable(db, after, until)
-            continue
-        rows = [_ListedPage._make(row) for row in json.loads(found)]
-        if not rows:
-            return
-        plausible = [row for row in rows if _is_plausible(row.last, row.first)]
-        yield [row for row in plausible if row.first <= until]
-        if any(row.first > until for row in plausible):
-            return
-        after = max(after + 1, min((plausible or rows)[-1].last, until))
-        at_once = min(2 * at_once, LISTED_PAGES)
-
-
-def _next_listable(db: sqlite3.Connection, after: int, until: int) -> int:
-    """The next seq from which pages can be listed; at most *until*."""
-    step = 1
-    while after + step < until and not _is_listable(db, after + step):
-        step *= 2
-    low, high = after + step // 2, min(after + step, until)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _is_listable(db, middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _is_listable(db: sqlite3.Connection, after: int) -> bool:
-    try:
-        db.execute(_LIST, [after, 1]).fetchone()
-    except sqlite3.DatabaseError as error:
-        if not is_damage(error):
-            raise
-        return False
-    return True
-
-
-def _groups(rows: Sequence[_ListedPage]) -> Iterator[list[_ListedPage]]:
-    """Pages in groups that one statement reads."""
-    group, size = list[_ListedPage](), 0
-    for row in rows:
-        if group and size + row.size > READ_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(row)
-        size += row.size
-    if group:
-        yield group
-
-
-def _read_whole(db: sqlite3.Connection, group: Sequence[_ListedPage]) -> list[LogPage]:
-    """Read the whole pages of a group."""
-    try:
-        found, data = db.execute(_READ, [group[0].last, group[-1].last]).fetchone()
-    except sqlite3.DatabaseError as error:
-        if not is_damage(error):
-            raise
-        if len(group) == 1:
-            return []
-        return [page for row in group for page in _read_whole(db, [row])]
-    whole, at = list[LogPage](), 0
+def _read(
+    db: sqlite3.Connection, after: int, most: int
+) -> list[tuple[LogPage, int | None]]:
+    """Read the next pages, at most *most*, each with its checksum."""
+    values = {"after": after, "most": most}
+    found, data = db.execute(_READ, values).fetchone()
+    read, at = list[tuple[LogPage, int | None]](), 0
     for last, first, newest, crc, size in json.loads(found):
-        page = LogPage(last, first, newest, data[at : at + size])
+        page = LogPage(last, first, newest, (data or b"")[at : at + size])
+        read.append((page, crc))
         at += size
-        if is_whole(page, crc):
-            whole.append(page)
-    return whole
+    return read

@@ -13,12 +13,12 @@ single pages (`log_pages`). Damaged records are left out, and listed in
 `LogReader.damaged`.
 
 The sidecar searches its own file. Commands search the file of a sidecar that runs, was
-stopped or was killed, and change nothing (`read_only_access`).
+stopped or was killed, and change nothing (`database.unchanged`).
 """
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -33,28 +33,27 @@ from liveness.core.records import (
     identity,
 )
 from liveness.service.storage import log_pages
-from liveness.service.storage.damaged_records import SeqRange, merged
-from liveness.service.storage.database import check_wal, damage_error, meta
+from liveness.service.storage.database import (
+    check_schema,
+    damage_error,
+    meta,
+    read_error,
+    unchanged,
+)
 from liveness.service.storage.log_pages import (
     END,
     PAGE,
     PAGE_RECORDS,
     LogPage,
+    SeqRange,
     is_whole,
+    merged,
     records_in,
 )
-from liveness.service.storage.log_schema import stored_clock
+from liveness.service.storage.log_schema import SCHEMA, stored_clock
 from liveness.service.storage.log_store import DATABASE
 from liveness.service.storage.online_list import shown_row
-from liveness.service.storage.read_only_access import (
-    Connect,
-    file_state,
-    opened_unchanged,
-    read_error,
-    read_unchanged,
-)
 from liveness.service.storage.record_filter import RecordFilter
-from liveness.service.storage.state_lock import is_in_use
 
 # The time that a chunk should take. The number of its pages is adapted to that, as a page
 # may have one record or a thousand.
@@ -64,6 +63,7 @@ MOST_PAGES: Final = 16_384
 # A chunk ends with the page with which its matching pages exceed this.
 CHUNK_BYTES: Final = 8 * 2**20
 T = TypeVar("T")
+Connect = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 
 class SearchResult(NamedTuple):
@@ -204,7 +204,8 @@ class LogReader:
                 size = max(1, size // 2)
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        return read_unchanged(self._connect, read)
+        with self._connect() as db:
+            return read(db)
 
 
 class _SearchChunk(NamedTuple):
@@ -329,10 +330,8 @@ def open_log(
     """
     path = folder / DATABASE
     try:
-        # A running sidecar checked the WAL when it started, and writes to it now.
-        if file_state(path).wal is not None and not is_in_use(folder):
-            check_wal(path)
-        connect = partial(opened_unchanged, path)
-        yield LogReader(connect, clock=clock, separator=separator)
+        with unchanged(path) as db:
+            check_schema(db, path, oldest=SCHEMA, newest=SCHEMA)
+        yield LogReader(partial(unchanged, path), clock=clock, separator=separator)
     except sqlite3.Error as error:
         raise read_error(path, error) from error

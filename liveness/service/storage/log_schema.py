@@ -16,12 +16,14 @@ end of the tree, and a login costs 3 µs of writing, not 18.
 import json
 import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
 
+import structlog
+
 from liveness.core.state_time import StateTime
-from liveness.core.wire.uids import MAX_NAME_BYTES, MAX_TIMEOUT_S, MAX_UID_BYTES
-from liveness.service.storage.database import PUT_META, damage_error, meta
+from liveness.service.storage.database import PUT_META, damage_error, meta, transaction
 
 SCHEMA: Final = 4
 TABLES: Final = f"""
@@ -44,8 +46,37 @@ create table trimmed (name text primary key, seq integer not null) strict,
 insert into meta values ('schema', {SCHEMA});
 """
 
+# The oldest schema that a start brings forward: that of version 0.1.0.
+OLDEST_SCHEMA: Final = 2
+# By schema, what leads to the next one. Never change this: it describes tables as they
+# were in that version. Pages of before get no checksum: reading gigabytes would delay the
+# start. With schema 4 records may have one more field; those without it stay as they are.
+_STEPS_FROM: Final[dict[int, Sequence[str]]] = {
+    2: (
+        "alter table log add column crc integer",
+        "alter table cursors add column in_force real",
+        "create table trimmed (name text primary key, seq integer not null) strict, "
+        "without rowid",
+    ),
+    3: (),
+}
+
 _CLOCK: Final = "clock"
 _STEPS: Final = "steps"
+
+_log = structlog.get_logger("start")
+
+
+def migrate(db: sqlite3.Connection, path: Path, stored: int) -> None:
+    """Bring a log of an older schema to this version's, all or nothing."""
+    if stored == SCHEMA:
+        return
+    with transaction(db):
+        for older in range(stored, SCHEMA):
+            for statement in _STEPS_FROM[older]:
+                db.execute(statement)
+        db.execute("update meta set value = ? where key = 'schema'", [SCHEMA])
+    _log.info("an older file was migrated", path=str(path), was=stored, schema=SCHEMA)
 
 
 def stored_clock(db: sqlite3.Connection) -> StateTime | None:
@@ -100,46 +131,5 @@ def _checksum(text: str) -> str:
     return f"{crc32(text.encode()):08x}"
 
 
-def _text(column: str, longest: int) -> str:
-    """The rule of `uids.is_text`, in SQL. Only reading a row finds invalid UTF-8."""
-    return (
-        f"typeof({column}) = 'text' "
-        f"and length(cast({column} as blob)) between 1 and {longest} "
-        # NUL needs a test of its own: SQLite's patterns end a text there.
-        f"and {column} not glob '*[\x01-\x1f\x7f]*' and not instr({column}, char(0))"
-    )
-
-
-def _natural(column: str) -> str:
-    return f"typeof({column}) = 'integer' and {column} >= 0"
-
-
-def _timeout(column: str) -> str:
-    return f"({column} is null or {column} > 0 and {column} <= {MAX_TIMEOUT_S})"
-
-
-# By table. For a million rows of `online`, the query takes half a second: a start leaves
-# it out, as `core/wheel/restart.py` finds the same damage.
-_SOUND: Final = {
-    "online": (
-        "session between 1 and :next - 1 "
-        f"and ({_text('uid', MAX_UID_BYTES)} or {_natural('uid')}) "
-        f"and typeof(start) = 'integer' and (conn is null or {_natural('conn')}) "
-        f"and {_text('gateway', MAX_NAME_BYTES)} and {_timeout('timeout')}"
-    ),
-    "cursors": (
-        f"role in ('gateway', 'watcher') and {_text('name', MAX_NAME_BYTES)} "
-        "and seq between 0 and :next - 1 and typeof(used) = 'integer' "
-        f"and {_timeout('timeout')} and {_timeout('in_force')}"
-    ),
-    "trimmed": f"{_text('name', MAX_NAME_BYTES)} and seq between 0 and :next - 1",
-}
 # The tables other than the log. The sidecar cannot start if one of them is damaged.
-TABLES_BESIDE_LOG: Final = ("meta", *_SOUND)
-
-
-def unsound_rows(db: sqlite3.Connection, table: str, next_seq: int) -> int:
-    """Count the invalid rows of a table. No valid row refers to *next_seq* or above."""
-    query = f"select count(*) from {table} where ({_SOUND[table]}) is not true"
-    (count,) = db.execute(query, {"next": next_seq}).fetchone()
-    return int(count)
+TABLES_BESIDE_LOG: Final = ("meta", "online", "cursors", "trimmed")

@@ -38,8 +38,7 @@ from liveness.core.state_time import StateTime
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import is_natural, names_of
-from liveness.service.storage import log_pages, migrations, online_list
-from liveness.service.storage.damaged_records import DamagedRecords
+from liveness.service.storage import log_pages, online_list
 from liveness.service.storage.database import (
     PUT_META,
     WAL_BYTES,
@@ -54,25 +53,33 @@ from liveness.service.storage.database import (
     open_files,
     put_rows,
     reading,
+    schema_of,
     size_of,
     transaction,
     write_ahead,
 )
 from liveness.service.storage.disk_reserve import Reserve
 from liveness.service.storage.high_water_mark import HighWaterMark
-from liveness.service.storage.log_pages import PAGE_RECORDS, records_in, rows_of
+from liveness.service.storage.log_pages import (
+    PAGE_RECORDS,
+    SeqRange,
+    merged,
+    records_in,
+    rows_of,
+)
 from liveness.service.storage.log_schema import (
+    OLDEST_SCHEMA,
     SCHEMA,
     TABLES,
     TABLES_BESIDE_LOG,
     WallStep,
+    migrate,
     store_clock,
     store_steps,
     stored_clock,
     stored_steps,
-    unsound_rows,
 )
-from liveness.service.storage.log_trimmer import LogAges, LogTrimmer
+from liveness.service.storage.log_trimmer import LogTrimmer
 from liveness.service.storage.private_folders import identity
 from liveness.service.storage.state_lock import LOCK, locked_folder
 from liveness.service.storage.wal import Wal
@@ -164,7 +171,7 @@ class LogStore:
         self.folder = folder
         self.path = folder / DATABASE
         self._mark = None if runtime is None else HighWaterMark(runtime)
-        self._damaged = DamagedRecords(self.path)
+        self._damaged = list[SeqRange]()
         with ExitStack() as resources:
             lock = resources.enter_context(locked_folder(folder))
             self.reserve = Reserve(folder)
@@ -175,7 +182,7 @@ class LogStore:
             with self.expecting_damage():
                 check_not_emptied(folder, made_later)
                 with created_private(self.path):
-                    stored = migrations.stored_schema(self.path, SCHEMA, migrations.LOG)
+                    stored = schema_of(self.path, oldest=OLDEST_SCHEMA, newest=SCHEMA)
                     self._db = connect(self.path)
                     self._prepare(stored)
             self.files = {**open_files(self.path), folder / LOCK: lock}
@@ -195,10 +202,9 @@ class LogStore:
             db.execute("insert into meta values ('log', ?)", [secrets.token_hex(8)])
             db.execute("commit")
         else:
-            migrations.migrate(db, self.path, stored, SCHEMA, migrations.LOG)
+            migrate(db, self.path, stored)
         self.wal = Wal(db, self.path, self.reserve, most_bytes=WAL_BYTES)
-        self.ages = LogAges(db)
-        self.trimmer = LogTrimmer(db, self.reserve, self.ages, self._damaged)
+        self.trimmer = LogTrimmer(db, self.reserve)
         log = meta(db, "log")
         try:
             ancestors = json.loads(str(meta(db, "parted") or "{}"))
@@ -293,10 +299,10 @@ class LogStore:
         rows of `online` are checked when they are restored (`core/wheel/restart.py`).
         """
         check_structure(self._db, TABLES_BESIDE_LOG)
-        _, next_seq = self.bounds()
         for table in ("cursors", "trimmed"):
-            if count := unsound_rows(self._db, table, next_seq):
-                raise sqlite3.DatabaseError(f"{count} rows of {table} make no sense")
+            query = f"select coalesce(max(seq), 0) from {table}"
+            if self._db.execute(query).fetchone()[0] >= self.bounds()[1]:
+                raise damage_error(f"{table} has a seq behind the end of the log")
 
     def cursors(self) -> dict[tuple[str, str], CursorRow]:
         """Every stored cursor, by role and name."""
@@ -350,15 +356,30 @@ class LogStore:
                 damaged = min(until, newest)
         if reached >= damaged:
             return LogRows(records, until, first, lost)
-        self._damaged.add(reached + 1, damaged)
+        self._note_damage(reached + 1, damaged)
         if reached > after:  # the next read begins at the damage
             return LogRows(records, reached, first, lost)
         return LogRows([], damaged, damaged + 1, damaged)
 
-    @property
-    def damaged_records(self) -> int:
-        """How many damaged records were found and not trimmed yet."""
-        return len(self._damaged)
+    def _note_damage(self, first: int, last: int) -> None:
+        """Log an error for damaged records, unless they are known."""
+        known = self._damaged
+        self._damaged = merged(known, (first, last))
+        if self._damaged[-1] not in known:
+            _log.error(
+                "records are damaged on disk; readers get a gap in their place: run "
+                "`liveness check-state`, look at the disk, and restore a backup only if "
+                "these records are worth it",
+                path=str(self.path),
+                first=first,
+                last=last,
+            )
+
+    def damaged_records(self, oldest: int) -> int:
+        """How many damaged records were found that are not below *oldest*."""
+        return sum(
+            max(0, last - max(first, oldest) + 1) for first, last in self._damaged
+        )
 
     def spool_online(
         self, gateway: str | None, write: Callable[[bytes], object]

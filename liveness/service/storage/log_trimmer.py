@@ -9,11 +9,10 @@ Some hundred marks are enough to know an age to a hundredth of the retention.
 import json
 import sqlite3
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from liveness.core.wire.uids import is_natural
 from liveness.service.storage import log_pages
-from liveness.service.storage.damaged_records import DamagedRecords
 from liveness.service.storage.database import (
     PUT_META,
     bytes_in_use,
@@ -55,22 +54,30 @@ class Mark(NamedTuple):
     at_ms: int
 
 
-class LogAges:
-    """By when the records of an open log were written: its marks.
+class LogTrimmer:
+    """Trims the log; *db* is the connection of its store.
 
     Raises:
         sqlite3.DatabaseError: The marks are damaged.
     """
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, reserve: Reserve) -> None:
         self._db = db
+        self._reserve = reserve
         stored = meta(db, _AGES)
-        self._marks = None if stored is None else _marks_in(str(stored))
+        self._has_marks = stored is not None
+        try:
+            self.marks = [Mark(*values) for values in json.loads(str(stored or "[]"))]
+        except (ValueError, TypeError):
+            self.marks = [Mark(-1, -1)]
+        if not all(is_natural(value) for mark in self.marks for value in mark):
+            raise damage_error("the ages of the log in its meta make no sense")
 
     def begin(self, now_ms: int) -> None:
-        """At the start: make the marks of a log whose version has written none."""
-        if self._marks is None:
-            self._store(self._sampled(now_ms))
+        """At the start: the records of a version without marks count as written now."""
+        if not self._has_marks:
+            newest = log_pages.newest(self._db)
+            self._store([Mark(newest, now_ms)] if newest else [])
 
     def note(self, mark: Mark, *, oldest_ms: int, retention_ms: int) -> None:
         """Add a mark, if it says enough that is new; forget those that are not needed.
@@ -78,61 +85,18 @@ class LogAges:
         The mark is the newest durable record, and now. What was written before
         *oldest_ms* is deleted.
         """
-        marks = self._known
-        last = marks[-1] if marks else Mark(0, -retention_ms)
+        last = self.marks[-1] if self.marks else Mark(0, -retention_ms)
         if mark.seq > last.seq and mark.at_ms - last.at_ms >= retention_ms // MARKS:
             due = self.written_before(oldest_ms)
-            self._store([*(known for known in marks if known.seq >= due), mark])
+            self._store([*(known for known in self.marks if known.seq >= due), mark])
 
     def written_before(self, at_ms: int) -> int:
         """The newest seq that is known to be older than that; 0 if none is."""
-        marks = self._known
-        return max((mark.seq for mark in marks if mark.at_ms < at_ms), default=0)
-
-    @property
-    def _known(self) -> list[Mark]:
-        return self._sampled(END) if self._marks is None else self._marks
+        return max((mark.seq for mark in self.marks if mark.at_ms < at_ms), default=0)
 
     def _store(self, marks: list[Mark]) -> None:
         self._db.execute(PUT_META, [_AGES, json.dumps(marks)])
-        self._marks = marks
-
-    def _sampled(self, now_ms: int) -> list[Mark]:
-        """Marks by the stamps of some pages: none is newer than those behind it, or now."""
-        first, newest = log_pages.oldest(self._db), log_pages.newest(self._db)
-        marks, at_ms = list[Mark](), now_ms
-        for seq in range(newest, first - 1, -max(1, (newest - first) // MARKS)):
-            if (page := log_pages.stamp_of(self._db, seq)) is not None:
-                at_ms = min(at_ms, page[1])
-                marks.append(Mark(page[0], at_ms))
-        return marks[::-1]
-
-
-def _marks_in(text: str) -> list[Mark]:
-    """Parse stored marks."""
-    try:
-        marks = [Mark(*values) for values in json.loads(text)]
-    except (ValueError, TypeError):
-        marks = [Mark(-1, -1)]
-    if not all(is_natural(value) for mark in marks for value in mark):
-        raise damage_error("the ages of the log in its meta make no sense")
-    return marks
-
-
-class LogTrimmer:
-    """Trims the log; *db* is the connection of its store."""
-
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        reserve: Reserve,
-        ages: LogAges,
-        damaged: DamagedRecords,
-    ) -> None:
-        self._db = db
-        self._reserve = reserve
-        self._ages = ages
-        self._damaged = damaged
+        self.marks = marks
 
     def trim(
         self, *, oldest_ms: int, most_bytes: int, idle_ms: int, until: int = END
@@ -148,7 +112,10 @@ class LogTrimmer:
         is_behind = self.delete_oldest(
             oldest_ms=oldest_ms, most_bytes=most_bytes, until=until
         )
-        self._reserve.lend(self._db, self._give_back, room=WAL_ROOM_BYTES)
+        # As a script: `execute` would stop after the first page.
+        vacuum = f"pragma incremental_vacuum({TRIM_PAGES})"
+        give_back = partial(self._db.executescript, vacuum)
+        self._reserve.lend(self._db, give_back, room=WAL_ROOM_BYTES)
         return is_behind
 
     def keep_bound(self, *, most_bytes: int, before: int, until: int) -> None:
@@ -176,9 +143,9 @@ class LogTrimmer:
         counts as lost for every name.
         """
         db = self._db
-        is_above = bytes_in_use(self._db) > most_bytes
-        due = self._ages.written_before(oldest_ms)
-        last, count, newest, unknown = 0, 0, dict[str, int](), 0
+        is_above = bytes_in_use(db) > most_bytes
+        due = self.written_before(oldest_ms)
+        count, newest, unknown = 0, dict[str, int](), 0
         reached = log_pages.oldest(db) - 1
         end = log_pages.newest(db)
         for page in log_pages.pages(db, after=reached, until=min(until, end - 1)):
@@ -187,42 +154,19 @@ class LogTrimmer:
                 break
             if page.first > reached + 1:
                 unknown = page.first - 1
-                self._damaged.add(reached + 1, unknown)
             newest |= log_pages.newest_by_name(page)
             count += page.last - reached
-            last = reached = page.last
-        if not count:
-            return False
-        past = log_pages.trimmed(db)
-        delete = "delete from log where last > ? and last <= ?", [past, last]
-        # Damaged pages that SQLite cannot delete stay in the file, and are skipped.
-        leave = PUT_META, [log_pages.TRIMMED, last]
-        try:
-            remove = partial(self._remove, delete, newest, unknown)
-            self._reserve.lend(self._db, remove, room=WAL_ROOM_BYTES)
-        except sqlite3.DatabaseError as error:
-            if not log_pages.is_damage(error):
-                raise
-            self._remove(leave, newest, unknown)
-        self._damaged.forget_below(last + 1)
+            reached = page.last
+        if count:
+            remove = partial(self._remove, reached, newest, unknown)
+            self._reserve.lend(db, remove, room=WAL_ROOM_BYTES)
         return count >= TRIM_RECORDS
 
-    def _remove(
-        self, statement: tuple[str, list[Any]], newest: dict[str, int], unknown: int
-    ) -> None:
-        """Delete pages with *statement*, and store what each name has thereby lost."""
+    def _remove(self, last: int, newest: dict[str, int], unknown: int) -> None:
+        """Delete pages up to *last*, and store what each name has thereby lost."""
         db = self._db
         with transaction(db):
             db.execute(_TRIMMED_NAMES, [log_pages.oldest(db) - 1])
             db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
             db.execute(_TRIMMED_UNKNOWN, {"seq": unknown})
-            db.execute(*statement)
-
-    def _give_back(self) -> None:
-        try:
-            # As a script: `execute` would stop after the first page.
-            self._db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
-        except sqlite3.DatabaseError as error:
-            if not log_pages.is_damage(error):
-                raise
-            # The free pages stay in the file, and are used again.
+            db.execute("delete from log where last <= ?", [last])

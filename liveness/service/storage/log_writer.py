@@ -32,7 +32,7 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.storage.log_pages import END, PAGE_RECORDS
 from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.writer import Checkpoints, Writer
+from liveness.service.storage.writer import Writer
 
 # The most records of one transaction. They take about 25 ms to write, the longest that a
 # new record should wait for those before it.
@@ -103,18 +103,17 @@ class LogWriter:
         # What trims the log sets these two.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
-        self._writer = Writer("the log", store.path, clock=clock)
-        self.checkpoints = Checkpoints(store.wal, self._writer, clock=clock)
+        self.writer = Writer("the log", store.wal, clock=clock)
 
     @property
     def failure(self) -> str | None:
         """Why nothing can be written at present; None if it can."""
-        return threads.failure() or self._writer.failure
+        return threads.failure() or self.writer.failure
 
     @property
     def log_failure(self) -> str | None:
         """Why the log cannot be written at present; None if it can."""
-        return self._writer.failure
+        return self.writer.failure
 
     @property
     def pending(self) -> int:
@@ -240,7 +239,7 @@ class LogWriter:
 
     async def _write_meta(self, write: Callable[[], None]) -> None:
         try:
-            await self._writer.once(write)
+            await self.writer.once(write)
         except sqlite3.Error as error:
             self._warn("the clock of the state was not stored", error)
 
@@ -256,17 +255,17 @@ class LogWriter:
             until=until,
         )
         try:
-            is_behind = await self._writer.once(step)
-            (self.first, _), stored, self.log_bytes = await self._writer.once(
+            is_behind = await self.writer.once(step)
+            (self.first, _), stored, self.log_bytes = await self.writer.once(
                 lambda: (store.bounds(), store.cursors(), store.log_bytes())
             )
             self.cursors.forget_idle(stored, idle_ms)
             is_behind |= self.log_bytes > self._most_bytes and until < self.durable_seq
             if self.failure is None:
                 room = max(0, self._most_bytes - self.log_bytes)
-                await self._writer.once(partial(store.reserve.make, log_bytes=room))
+                await self.writer.once(partial(store.reserve.make, log_bytes=room))
             else:
-                await self._writer.once(store.wal.write_back_the_rest)
+                await self.writer.once(store.wal.write_back_the_rest)
         except sqlite3.Error as error:
             self._warn("the log was not trimmed", error)
         return is_behind
@@ -305,7 +304,7 @@ class LogWriter:
             self.store.write(batch, steps)
             return self.store.log_bytes()
 
-        self.log_bytes = await self._writer.write(write, pending=lambda: self.pending)
+        self.log_bytes = await self.writer.write(write, pending=lambda: self.pending)
         self._counts.commits.observe(self._clock.mono() - began)
         self._publish(batch)
         if self.log_bytes > self._most_bytes:
@@ -325,7 +324,7 @@ class LogWriter:
 
         until = self._trim_until
         try:
-            self.first, self.log_bytes = await self._writer.once(keep)
+            self.first, self.log_bytes = await self.writer.once(keep)
         except sqlite3.Error as error:
             self._warn("the log was not trimmed", error)
 

@@ -1,4 +1,4 @@
-"""The tables of `outlets.db`, and the rules that every valid row meets.
+"""The tables of `outlets.db`.
 
     cursors   of each outlet, the seq up to which all records are delivered
     batches   webhooks: requests that were begun and not accepted yet, with their bodies;
@@ -7,10 +7,9 @@
               again, as a person may have it from an earlier list
     meta      the schema
 
-The database is opened and written by the outlets; only backups and checks read it here.
+The database is opened and written by the outlets; backups and checks only read it.
 """
 
-import sqlite3
 from typing import Final
 
 DATABASE: Final = "outlets.db"
@@ -37,35 +36,3 @@ create table dead (
 );
 create index dead_by_outlet on dead (outlet, number);
 """
-
-# By table. The files' types are not strict, so a damaged byte can make any type.
-_SOUND: Final = {
-    "cursors": (
-        "typeof(outlet) = 'text' and typeof(log) = 'text' "
-        "and typeof(seq) = 'integer' and seq >= 0 and typeof(used_ms) = 'integer'"
-    ),
-    "batches": (
-        "typeof(outlet) = 'text' and typeof(log) = 'text' and typeof(id) = 'text' "
-        "and typeof(body) = 'blob' and json_valid(cast(body as text)) "
-        "and (until is null or typeof(until) = 'integer' and until >= 0) "
-        "and typeof(place) = 'integer' and typeof(records) = 'integer' "
-        "and typeof(oldest_ms) = 'integer' and typeof(attempts) = 'integer' "
-        "and typeof(rung) = 'integer' and typeof(next_ms) = 'integer' "
-        "and typeof(wait_ms) = 'integer' and typeof(error) = 'text'"
-    ),
-    "dead": (
-        "typeof(outlet) = 'text' and typeof(log) = 'text' and typeof(seq) = 'integer' "
-        "and typeof(record) = 'text' and json_valid(record) and typeof(id) = 'text' "
-        "and typeof(attempts) = 'integer' and typeof(at_ms) = 'integer' "
-        "and typeof(answer) = 'text'"
-    ),
-}
-
-
-def unsound_outlet_rows(db: sqlite3.Connection) -> dict[str, int]:
-    """Count the invalid rows, by table; this reads every row."""
-    query = "select count(*) from {} where ({}) is not true"
-    return {
-        table: db.execute(query.format(table, rule)).fetchone()[0]
-        for table, rule in _SOUND.items()
-    }

@@ -51,25 +51,11 @@ def locked_folder(folder: Path) -> Iterator[Identity]:
         yield found.st_dev, found.st_ino
 
 
-def is_in_use(folder: Path) -> bool:
-    """Whether a sidecar uses a state directory; true if that may not be checked."""
-    lock_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    for path, flags in ((folder, _FOLDER_FLAGS), (folder / LOCK, lock_flags)):
-        try:
-            with _locked(os.open(path, flags), fcntl.LOCK_SH):
-                pass
-        except (BlockingIOError, PermissionError):
-            return True
-        except OSError:
-            pass  # no folder or no lock file: no sidecar has locked it
-    return False
-
-
 @contextmanager
-def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+def _locked(descriptor: int) -> Iterator[None]:
     """Lock an open file, or raise BlockingIOError; at the end close it."""
     try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -23,8 +23,6 @@ from liveness.service.storage.database import companions, connect, pragma
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, Reserve
 from liveness.service.storage.private_folders import bytes_left
 
-# A WAL may take this share of the free disk space.
-MOST_SHARE: Final = 1 / 4
 # With less free disk space than this, the WAL is written back before the database has to
 # grow by more than `MOST_GROWTH_BYTES`: so the reserve has room for that, and for a
 # transaction.
@@ -41,17 +39,16 @@ class Wal:
     def __init__(
         self, db: sqlite3.Connection, path: Path, reserve: Reserve, *, most_bytes: int
     ) -> None:
+        self.path = path
+        self.overflows = 0  # how often it was found above its bound
         self._db = db
-        self._path = path
         self._reserve = reserve
         self._most_bytes = most_bytes
-        self.overflows = 0  # how often `Checkpoints` found it too large
         # Open from the start, as the writer's: the path may lead to another file later, and
         # a connection to that one would, on closing, delete the WAL.
         self._own = connect(path)
-        self._own.execute(
-            "select count(*) from sqlite_schema"
-        ).fetchone()  # opens the WAL
+        # This opens the WAL.
+        self._own.execute("select count(*) from sqlite_schema").fetchone()
         self._page_bytes = pragma(db, "page_size")
         # If all else fails, SQLite checkpoints in a commit once the WAL has this many pages.
         db.execute(f"pragma wal_autocheckpoint = {4 * most_bytes // self._page_bytes}")
@@ -62,10 +59,9 @@ class Wal:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is above its bound, or takes too much of the free disk space."""
-        wal, *_ = companions(self._path)
-        free = bytes_left(self._path.parent)
-        return wal.stat().st_size > min(self._most_bytes, MOST_SHARE * free)
+        """Whether it is above its bound."""
+        wal, *_ = companions(self.path)
+        return wal.stat().st_size > self._most_bytes
 
     def write_back(self) -> None:
         """Write it back on another connection, while the writer goes on."""
@@ -91,10 +87,10 @@ class Wal:
         # The commit is done, whatever fails here; the next one meets the same fault.
         with suppress(sqlite3.Error, OSError):
             growth = pragma(self._db, "page_count") * self._page_bytes
-            growth -= self._path.stat().st_size
+            growth -= self.path.stat().st_size
             if (
                 growth > MOST_GROWTH_BYTES
-                and bytes_left(self._path.parent) < SHORT_BYTES
+                and bytes_left(self.path.parent) < SHORT_BYTES
             ):
                 _write_back(self._db)
 

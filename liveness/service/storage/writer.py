@@ -3,7 +3,6 @@
 import math
 import sqlite3
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
@@ -28,16 +27,20 @@ _log = structlog.get_logger("journal")
 
 
 class Writer:
-    """Writes in a thread, one transaction at a time; messages name the file by *what*."""
+    """Writes a database in a thread, one transaction at a time, and its WAL back.
 
-    def __init__(self, what: str, path: Path, *, clock: Clock) -> None:
+    Messages name the file by *what*.
+    """
+
+    def __init__(self, what: str, wal: Wal, *, clock: Clock) -> None:
         self.failure: str | None = None  # why the file cannot be written at present
         self.failures = 0  # attempts that failed
-        self.has_written = False  # since `Checkpoints` last wrote the WAL back
         self._what = what
-        self._path = path
+        self._wal = wal
         self._clock = clock
+        self._has_written = False  # since the WAL was last written back
         self._logged_at = -math.inf
+        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         # Only one thread at a time may use the connection.
         self._limiter = trio.CapacityLimiter(1)
 
@@ -46,7 +49,7 @@ class Writer:
         try:
             return await in_thread(call, limiter=self._limiter)
         finally:
-            self.has_written = True
+            self._has_written = True
 
     async def write(
         self,
@@ -72,7 +75,7 @@ class Writer:
                 # delivered, and the next start continues from what is durable.
                 self.failure = f"{self._what} cannot be written: {error}"
                 raise StateError(
-                    f"{self._path}: another process writes there too ({error}): stop that "
+                    f"{self._wal.path}: another process writes there too ({error}): stop that "
                     "one (fuser -v names it), then start this one again"
                 ) from error
             except sqlite3.Error as error:
@@ -96,37 +99,28 @@ class Writer:
                 f"{self._what} cannot be written; nothing is dropped, it is "
                 "tried again every second: make room or repair the disk",
                 error=str(error),
-                path=str(self._path),
+                path=str(self._wal.path),
                 pending=pending,
             )
 
-
-class Checkpoints:
-    """Writes the WAL of a database back from time to time, beside its only writer."""
-
-    def __init__(self, wal: Wal, writer: Writer, *, clock: Clock) -> None:
-        self._wal = wal
-        self._writer = writer
-        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
-
-    async def run(self) -> None:
-        """Write back for ever, as long as there is something new in the WAL."""
-        wal, writer = self._wal, self._writer
+    async def run_checkpoints(self) -> None:
+        """Write the WAL back for ever, as long as there is something new in it."""
+        wal = self._wal
         while True:
             await trio.sleep(CHECKPOINT_EVERY_S)
             # On a full disk no commit succeeds until the WAL starts over: so this continues
             # while the writer fails.
-            if not writer.has_written and writer.failure is None:
+            if not self._has_written and self.failure is None:
                 continue
             try:
                 is_large = await in_thread(lambda: wal.is_large)
                 wal.overflows += is_large
-                writer.has_written = False
+                self._has_written = False
                 await in_thread(wal.write_back)
-                if is_large or writer.failure is not None:
-                    await writer.once(wal.write_back_the_rest)
+                if is_large or self.failure is not None:
+                    await self.once(wal.write_back_the_rest)
             except (OSError, sqlite3.Error) as error:
                 # The writer meets the same fault and reports it.
                 message = "the WAL was not written back"
                 self._every(_log.warning, message, key=message, error=str(error))
-                writer.has_written = True
+                self._has_written = True

@@ -67,7 +67,7 @@ class StateWriter(LogWriter):
     @property
     def write_failures(self) -> dict[str, int]:
         """How many attempts to write failed, by file."""
-        return {"log": self._writer.failures, "timers": self.timers.writer.failures}
+        return {"log": self.writer.failures, "timers": self.timers.writer.failures}
 
     @property
     def wal_overflows(self) -> dict[str, int]:
@@ -205,7 +205,9 @@ class StateWriter(LogWriter):
             is_behind |= await self._trim_timers(
                 oldest_ms=oldest_ms, most_ended=most_ended, forgot=forgot
             )
-            note = partial(self.store.ages.note, Mark(seq, now_ms), oldest_ms=oldest_ms)
+            note = partial(
+                self.store.trimmer.note, Mark(seq, now_ms), oldest_ms=oldest_ms
+            )
             await self._write_meta(partial(note, retention_ms=retention_ms))
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
 

@@ -35,7 +35,6 @@ from liveness.core.timer_states import (
     split_new_timers,
 )
 from liveness.core.timers.timer_commands import Named, TimerTransaction, named_by
-from liveness.service.storage import migrations
 from liveness.service.storage.database import (
     check_structure,
     connect,
@@ -47,6 +46,7 @@ from liveness.service.storage.database import (
     only_reading,
     open_files,
     read_through,
+    schema_of,
     size_of,
     transaction,
     write_ahead,
@@ -136,7 +136,7 @@ class TimerStore:
         with self.expecting_damage():
             check_not_emptied(self.path, next_seq=next_seq)
             with created_private(self.path):
-                schema = migrations.stored_schema(self.path, SCHEMA, migrations.TIMERS)
+                schema = schema_of(self.path, oldest=SCHEMA, newest=SCHEMA)
                 if schema is not None:
                     # About a second for a million timers. The connection is read-only,
                     # as closing a writing one would change a damaged file: it
@@ -173,8 +173,6 @@ class TimerStore:
                 f"begin immediate; {timer_sql.TABLES} "
                 f"insert into meta values ('schema', {SCHEMA}); commit;"
             )
-        else:
-            migrations.migrate(db, self.path, schema, SCHEMA, migrations.TIMERS)
         self.wal = Wal(db, self.path, self._reserve, most_bytes=MOST_WAL_BYTES)
         previous = meta(db, "log")
         if previous != log:

@@ -39,7 +39,7 @@ from liveness.core.timer_states import (
 from liveness.core.timers.timer_commands import TimerTransaction, by_gateway
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
-from liveness.service.storage.writer import RETRY_S, Checkpoints, Writer
+from liveness.service.storage.writer import RETRY_S, Writer
 from liveness.service.timers.timer_store import TimerStore, WriteResult
 
 # The weight of one transaction: this many commands, or 4 MB of text. That is about a
@@ -84,8 +84,7 @@ class TimerWriter:
         on_applied: Callable[[list[TimerCommand], TimerTransaction], None],
     ) -> None:
         self.table = table
-        self.writer = Writer("the timers' table", table.path, clock=clock)
-        self.checkpoints = Checkpoints(table.wal, self.writer, clock=clock)
+        self.writer = Writer("the timers' table", table.wal, clock=clock)
         self._clock = clock
         self._on_applied = on_applied
         self.pending = 0  # weight of the commands that are queued or being written

@@ -13,10 +13,7 @@ from liveness.cli.check_state import check_state
 from liveness.console.admin_client import CommandError
 from liveness.core.cursors import CursorRow
 from liveness.core.timer_states import CreateTimer
-from liveness.core.wheel.restart import no_clocks
 from liveness.errors import StateError
-from liveness.service.backups import integrity
-from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.outlet_schema import DATABASE as OUTLETS
 from liveness.service.timers.timer_store import DATABASE as TIMERS
@@ -24,13 +21,9 @@ from liveness.service.timers.timer_store import TimerStore
 from tests.service.storage.journals import add_outlets, fill, keep, pending, users
 
 WHOLE = """\
-liveness.db  structure       whole
-liveness.db  log             whole (40)
-liveness.db  users online    whole (8)
-liveness.db  names           whole (1)
-timers.db    structure       whole
-timers.db    timers          whole (1 live)
-stopped      clocks          none
+liveness.db  structure  whole
+liveness.db  log        whole (40)
+timers.db    structure  whole
 """
 
 
@@ -64,38 +57,14 @@ def test_a_whole_state_is_reported_and_left(folder: Path) -> None:
 
 def test_outlets_are_checked_if_there_are_any(folder: Path) -> None:
     add_outlets(folder, "a", 7)
-    lines = (
-        "outlets.db   structure       whole\n"
-        "outlets.db   outlets         whole (1, 1 dead letters)\n"
-    )
-    last = WHOLE.splitlines(keepends=True)[-1]
-    assert ran(folder) == (0, WHOLE.replace(last, lines + last))
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "cursors set seq = -1",
-        "batches set body = x'5b'",
-        "dead set record = '{'",
-    ],
-    ids=["cursor", "batch", "dead"],
-)
-def test_unsound_rows_of_outlets_are_reported(folder: Path, sql: str) -> None:
-    add_outlets(folder, "a", 7)
-    change(folder, f"update {sql}", OUTLETS)
-    code, text = ran(folder)
-    assert code == 3
-    damaged = f"damaged: 1 rows of {sql.split()[0]} make no sense"
-    assert f"outlets.db   outlets         {damaged}" in text
-    assert text.count("damaged") == 1
+    assert ran(folder) == (0, f"{WHOLE}outlets.db   structure  whole\n")
 
 
 def test_outlets_that_were_lost_beside_their_wal_are_reported(folder: Path) -> None:
     (folder / f"{OUTLETS}-wal").write_bytes(b"commits")
     code, text = ran(folder)
     assert code == 3
-    assert "outlets.db   structure       damaged: it is missing, and" in text
+    assert "outlets.db   structure  damaged: it is missing, and" in text
 
 
 def test_the_state_of_a_sidecar_that_runs_is_read_beside_it(folder: Path) -> None:
@@ -104,55 +73,14 @@ def test_the_state_of_a_sidecar_that_runs_is_read_beside_it(folder: Path) -> Non
         assert ran(folder) == (0, WHOLE.replace("(40)", "(41)"))
 
 
-@pytest.mark.parametrize("size", [3, 4, 50_000])
-def test_damaged_records_are_named_however_the_log_is_cut(
-    folder: Path, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(integrity, "CHUNK_RECORDS", size)
+def test_damaged_records_are_named(folder: Path) -> None:
     change(folder, "update log set records = zeroblob(5) where last in (8, 16, 20, 40)")
-    line = "log             damaged: records 5 to 8, 13 to 20, 37 to 40 (16 of 40)"
+    line = (
+        "log        damaged: records 5 to 8, 13 to 20, 37 to 40 (16 of 40); the others"
+    )
     code, text = ran(folder)
     assert code == 3
     assert line in text
-    assert text.count("damaged") == 1
-
-
-@pytest.mark.parametrize(
-    ("sql", "damaged"),
-    [
-        (
-            "online set session = 400 where session = 4",
-            "users online    damaged: 1 rows of online make no sense",
-        ),
-        (
-            "online set uid = 'u1' where session = 2",
-            "users online    damaged: 1 users of 7 have several sessions",
-        ),
-        (
-            "cursors set seq = 900",
-            "names           damaged: 1 rows of cursors make no sense",
-        ),
-        (
-            "timers set state = 'done', next = null",
-            "timers          damaged: it has {'done': 1}, but counts {'pending': 1}",
-        ),
-        (
-            "states set timers = 2 where state = 'done'",
-            "timers          damaged: it has {'pending': 1}, but counts {'done': 2, 'pending': 1}",
-        ),
-        (
-            "timers set state = 'qending'",
-            "timers          damaged: 1 of 1 make no sense",
-        ),
-    ],
-    ids=["session", "user", "cursor", "ended", "counted", "state"],
-)
-def test_unsound_rows_are_reported(folder: Path, sql: str, damaged: str) -> None:
-    is_of_timers = sql.startswith(("timers", "states"))
-    change(folder, f"update {sql}", TIMERS if is_of_timers else DATABASE)
-    code, text = ran(folder)
-    assert code == 3
-    assert damaged in text
     assert text.count("damaged") == 1
 
 
@@ -171,11 +99,11 @@ def test_damage_to_the_structure_of_a_file_is_reported_as_sqlite_has_it(
     path.write_bytes(damage(path.read_bytes()))
     code, text = ran(folder)
     assert code == 3
-    assert "timers.db    structure       damaged: " in text
+    assert "timers.db    structure  damaged: " in text
 
 
 def test_timers_that_were_emptied_are_reported(folder: Path) -> None:
-    damaged = "timers.db    structure       damaged: it is"
+    damaged = "timers.db    structure  damaged: it is"
     (folder / TIMERS).write_bytes(b"")
     code, text = ran(folder)
     assert code == 3
@@ -191,7 +119,9 @@ def test_timers_that_were_emptied_are_reported(folder: Path) -> None:
 def test_an_emptied_log_beside_its_timers_is_no_new_one(folder: Path) -> None:
     (folder / DATABASE).write_bytes(b"")
     told = "it is empty, and timers.db is not"
-    assert ran(folder) == (3, f"liveness.db  structure       damaged: {told}\n")
+    code, text = ran(folder)
+    assert code == 3
+    assert f"liveness.db  structure  damaged: {told}\n" in text
     with pytest.raises(StateError, match=told):
         LogStore(folder, made_later=TIMERS)
     assert (folder / DATABASE).read_bytes() == b""
@@ -199,28 +129,11 @@ def test_an_emptied_log_beside_its_timers_is_no_new_one(folder: Path) -> None:
     LogStore(folder, made_later=TIMERS).close()
 
 
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
-        (lambda data: data, "whole"),
-        (lambda data: data[:-1] + b"?", "damaged: the next"),
-    ],
-)
-def test_the_clocks_file_is_checked_and_left(
-    folder: Path, damage: Callable[[bytes], bytes], told: str
-) -> None:
-    path = folder / clocks_file.NAME
-    clocks_file.write(folder, log="a", seq=40, at_ms=1, clocks=no_clocks())
-    path.write_bytes(damage(path.read_bytes()))
-    assert f"stopped      clocks          {told}" in ran(folder)[1]
-    assert path.exists()
-
-
 def test_json_is_an_object_a_line(folder: Path) -> None:
     out = io.StringIO()
     assert check_state(folder, as_json=True, out=out) == 0
     found = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [one["whole"] for one in found] == [True] * 7
+    assert [one["whole"] for one in found] == [True] * 3
     assert found[1] == {
         "file": "liveness.db", "part": "log", "whole": True, "told": "40"
     }  # fmt: skip

@@ -306,7 +306,7 @@ async def test_short_pauses_in_reading_a_link_renew_no_user(
 async def test_a_timer_made_again_during_a_commit_is_not_late(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = rig.log_writer._writer
+    writer = rig.log_writer.writer
     gateway = await rig.gateway("g")
     await gateway.apply(["after", "k", 1])
     monkeypatch.setattr(writer, "write", slowed(writer.write, 0.1))

@@ -60,7 +60,7 @@ async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
-    writer = rig.log_writer._writer
+    writer = rig.log_writer.writer
     async with feed(rig) as reader:
         await reader.event()
         await does(gateway, "logout", "ada", "bob")

@@ -12,7 +12,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.storage.database import WAL_BYTES, companions, pragma, reading
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.wal import MOST_GROWTH_BYTES
-from liveness.service.storage.writer import CHECKPOINT_EVERY_S, Checkpoints, Writer
+from liveness.service.storage.writer import CHECKPOINT_EVERY_S, Writer
 from tests.helpers import disk
 from tests.service.storage.journals import fill
 
@@ -25,9 +25,8 @@ class Rig:
 
     def __init__(self, store: LogStore, *, most_bytes: int = WAL_BYTES) -> None:
         self.store = store
-        self.writer = Writer("the log", store.path, clock=Clock())
+        self.writer = Writer("the log", store.wal, clock=Clock())
         store.wal._most_bytes = most_bytes
-        self.checkpoints = Checkpoints(store.wal, self.writer, clock=Clock())
 
     @property
     def wal_bytes(self) -> int:
@@ -49,7 +48,7 @@ class Rig:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.checkpoints.run)
+            nursery.start_soon(self.writer.run_checkpoints)
             yield
             nursery.cancel_scope.cancel()
 
@@ -117,15 +116,3 @@ async def test_on_a_small_disk_a_database_never_has_to_grow_by_much(
         for _ in range(10):
             await rig.write(MOST_GROWTH_BYTES // 2)
             assert rig.growth <= MOST_GROWTH_BYTES
-
-
-async def test_a_wal_that_takes_much_of_a_small_disk_is_truncated(
-    small_disk: Path, jumping: MockClock
-) -> None:
-    with closing(LogStore(small_disk / "state")) as store:
-        (small_disk / "other").write_bytes(bytes(40 * 2**20))
-        rig = Rig(store)
-        async with rig.running():
-            await rig.write(MANY_BYTES)
-            await trio.sleep(2 * CHECKPOINT_EVERY_S)
-            assert rig.wal_bytes == 0

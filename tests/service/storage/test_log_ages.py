@@ -1,4 +1,4 @@
-"""The ages of records: by marks, and by stamps in a log without marks."""
+"""The ages of records go by marks, not by stamps."""
 
 import sqlite3
 from contextlib import closing
@@ -25,11 +25,11 @@ def write(store: LogStore, *stamps: int) -> None:
 def note(store: LogStore, seq: int, at_ms: int) -> None:
     """Note that the record *seq* is on disk now; retention is an hour."""
     mark, oldest_ms = Mark(seq, at_ms), at_ms - HOUR_MS
-    store.ages.note(mark, oldest_ms=oldest_ms, retention_ms=HOUR_MS)
+    store.trimmer.note(mark, oldest_ms=oldest_ms, retention_ms=HOUR_MS)
 
 
 def test_stamps_of_records_say_nothing_about_their_age(store: LogStore) -> None:
-    store.ages.begin(0)
+    store.trimmer.begin(0)
     write(store, 9 * HOUR_MS, 1)
     note(store, 2, 1_000)
     write(store, 2)
@@ -42,13 +42,12 @@ def test_stamps_of_records_say_nothing_about_their_age(store: LogStore) -> None:
 
 def test_marks_are_few_and_last_over_restarts(tmp_path: Path) -> None:
     with closing(LogStore(tmp_path)) as store:
-        store.ages.begin(0)
+        store.trimmer.begin(0)
         write(store, *range(1, 301))
         for seq in range(1, 301):
             note(store, seq, seq * HOUR_MS // 250)
-        before = [store.ages.written_before(HOUR_MS * at // 10) for at in range(13)]
-        stored = store.ages._marks
-    assert stored is not None
+        before = [store.trimmer.written_before(HOUR_MS * at // 10) for at in range(13)]
+        stored = store.trimmer.marks
     assert len(stored) <= MARKS + 2
     for at, seq in enumerate(before):
         # Never too new, and known to a hundredth.
@@ -56,35 +55,19 @@ def test_marks_are_few_and_last_over_restarts(tmp_path: Path) -> None:
         if at > 2:
             assert seq * HOUR_MS / 250 >= HOUR_MS * (at / 10 - 2 / MARKS)
     with closing(LogStore(tmp_path)) as store:
-        store.ages.begin(9 * HOUR_MS)
-        assert store.ages._marks == stored
+        store.trimmer.begin(9 * HOUR_MS)
+        assert store.trimmer.marks == stored
 
 
-@pytest.mark.parametrize(
-    ("stamps", "kept"),
-    [
-        pytest.param([1, 2, 3, 4], [3, 4], id="in order"),
-        pytest.param([9_999, 2, 9_999, 4], [3, 4], id="ahead for a moment"),
-        pytest.param([1, 9_999, 9_999, 9_999], [2, 3, 4], id="ahead until now"),
-    ],
-)
-def test_a_log_of_an_older_version_goes_by_its_stamps_as_far_as_they_can_be_true(
-    store: LogStore, stamps: list[int], kept: list[int]
+def test_a_log_of_an_older_version_is_kept_for_one_more_retention(
+    store: LogStore,
 ) -> None:
-    write(store, *stamps)
-    store.ages.begin(5)  # now
-    trim(store, oldest_ms=3)
-    assert [record.seq for record in page(store)] == kept
-    trim(store, oldest_ms=6)
-    assert [record.seq for record in page(store)] == [4]  # the newest page stays
-
-
-def test_marks_of_a_long_log_are_those_of_some_of_its_pages(store: LogStore) -> None:
-    write(store, *range(1, 1_001))
-    store.ages.begin(2_000)
-    for at in range(0, 1_001, 50):
-        seq = store.ages.written_before(at)
-        assert at - 1 - 1_000 // MARKS <= seq <= max(0, at - 1)
+    write(store, 1, 2, 9_999)
+    store.trimmer.begin(1_000)  # now
+    trim(store, oldest_ms=1_000)
+    assert [record.seq for record in page(store)] == [1, 2, 3]
+    trim(store, oldest_ms=1_001)
+    assert [record.seq for record in page(store)] == [3]  # the newest page stays
 
 
 @pytest.mark.parametrize("what", ["ages", "steps"])

@@ -1,13 +1,8 @@
 """An older file is migrated whole or left as it was; a newer one is left as it is."""
 
-import fcntl
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,13 +14,11 @@ import structlog
 from liveness.core.cursors import CursorRow
 from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
 from liveness.errors import StateError
-from liveness.service.backups import integrity, snapshots
+from liveness.service.backups import integrity
 from liveness.service.storage import (
     database,
     log_schema,
     log_store,
-    migrations,
-    state_lock,
 )
 from liveness.service.storage.log_reader import open_log
 from liveness.service.storage.log_store import LogStore
@@ -33,21 +26,11 @@ from liveness.service.timers import timer_store
 from liveness.service.timers.timer_store import TimerStore
 from tests.helpers import disk, previous_release
 from tests.helpers.strategies import HARD_UIDS
-from tests.service.storage.journals import online
+from tests.service.storage.journals import online, page
 
 MIGRATED: Final = "an older file was migrated"
 # Far less than all copied rows would take in memory.
 MOST_MEMORY_BYTES: Final = 24 * 2**20
-
-
-def log_ins(count: int) -> Iterator[Record]:
-    return (online(seq) for seq in range(1, count + 1))
-
-
-def sessions(count: int) -> Iterator[OnlineRow]:
-    # In reverse: the older schema did not store them in the order of their sessions.
-    for seq in range(count, 0, -1):
-        yield OnlineRow(seq, f"u{seq}", 1_000 + seq, seq, "g", None)
 
 
 def tables(path: Path) -> list[tuple[Any, ...]]:
@@ -82,7 +65,7 @@ def test_all_records_sessions_and_cursors_are_migrated(tmp_path: Path) -> None:
         (GATEWAY, "g"): CursorRow(2_000, 99, 30.0),
         (WATCHER, "w"): CursorRow(8, 98, None),
     }
-    previous_release.schema_1(path, records, reversed(rows), cursors)
+    previous_release.schema_2(path, records, rows, cursors)
     with (
         structlog.testing.capture_logs() as said,
         closing(LogStore(tmp_path)) as migrated,
@@ -95,16 +78,9 @@ def test_all_records_sessions_and_cursors_are_migrated(tmp_path: Path) -> None:
             assert [*map(type, record)] == [*map(type, was)]
         assert list(migrated.online()) == rows
         assert migrated.cursors() == cursors
-    about = {
-        "log_level": "info",
-        "path": str(path),
-        "was": 1,
-        "schema": log_schema.SCHEMA,
-    }
-    assert said == [
-        {"event": "an older file is migrated", **about},
-        {"event": MIGRATED, **about},
-    ]
+        assert page(migrated) == records
+    about = {"path": str(path), "was": 2, "schema": log_schema.SCHEMA}
+    assert said == [{"event": MIGRATED, "log_level": "info", **about}]
     before = path.read_bytes()
     with structlog.testing.capture_logs() as said:
         LogStore(tmp_path).close()
@@ -116,7 +92,7 @@ def test_all_records_sessions_and_cursors_are_migrated(tmp_path: Path) -> None:
 def test_a_migrated_file_is_structured_as_a_new_one(tmp_path: Path, size: int) -> None:
     old, new = (tmp_path / folder / log_store.DATABASE for folder in ("old", "new"))
     old.parent.mkdir()
-    previous_release.schema_1(old, log_ins(size))
+    previous_release.schema_2(old, map(online, range(1, size + 1)))
     LogStore(new.parent).close()
     with closing(LogStore(old.parent)) as migrated:
         assert migrated.bounds() == (1, size + 1)
@@ -126,81 +102,19 @@ def test_a_migrated_file_is_structured_as_a_new_one(tmp_path: Path, size: int) -
     assert disk.rows(old, "pragma integrity_check") == [("ok",)]
 
 
-# --- a crash in between -------------------------------------------------------------------
-
-
-def child(program: str, folder: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True
-    )
-
-
-KILLED_BEFORE_THE_COMMIT: Final = """
-import os, signal, sys
-from pathlib import Path
-from liveness.service.storage import migrations
-from liveness.service.storage import log_store
-to_pages = migrations.LOG[1]
-def killed(db):
-    to_pages(db)
-    os.kill(os.getpid(), signal.SIGKILL)
-migrations.LOG[1] = killed
-log_store.LogStore(Path(sys.argv[1]))
-"""
-
-
-def is_whole(path: Path, size: int) -> int:
-    """Check that the file has all rows in its schema; return which schema that is."""
-    ((schema,),) = disk.rows(path, "select value from meta where key = 'schema'")
-    if schema == 1:
-        found = disk.rows(path, "select seq, uid from log order by seq")
-    else:
-        found = [(record.seq, record.uid) for record in disk.log(path)]
-    assert found == [(seq, f"u{seq}") for seq in range(1, size + 1)]
-    assert disk.rows(path, "select count(*) from online") == [(size,)]
-    assert isinstance(schema, int)
-    return schema
-
-
-def test_a_crash_before_the_commit_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_migration_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / log_store.DATABASE
-    # More than the cache holds, so that most of the new pages are in the WAL by then.
-    previous_release.schema_1(path, log_ins(30_000), sessions(30_000))
-    with child(KILLED_BEFORE_THE_COMMIT, tmp_path) as killed:
-        assert killed.wait(60) == -signal.SIGKILL
-    assert path.with_name(f"{path.name}-wal").stat().st_size > 1_000_000
-    assert is_whole(path, 30_000) == 1
-    with closing(LogStore(tmp_path)):
-        assert is_whole(path, 30_000) == log_schema.SCHEMA
-
-
-# --- memory -------------------------------------------------------------------------------
-
-MEASURED: Final = """
-import sys
-from pathlib import Path
-from liveness.service.storage.log_store import LogStore
-def most_bytes():
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
-before = most_bytes()
-LogStore(Path(sys.argv[1])).close()
-print(most_bytes() - before)
-"""
-
-
-@pytest.mark.parametrize(
-    "size", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
-)
-def test_a_migration_takes_bounded_memory(tmp_path: Path, size: int) -> None:
-    previous_release.schema_1(
-        tmp_path / log_store.DATABASE, log_ins(size), sessions(size)
-    )
-    with child(MEASURED, tmp_path) as measured:
-        taken, _ = measured.communicate()
-    assert int(taken.splitlines()[-1]) < MOST_MEMORY_BYTES, taken
-    with closing(LogStore(tmp_path)) as migrated:
-        assert migrated.bounds() == (1, size + 1)
+    previous_release.schema_2(path, map(online, range(1, 4)))
+    before = tables(path)
+    with monkeypatch.context() as patched:
+        patched.setitem(log_schema._STEPS_FROM, 3, ["no statement"])
+        with pytest.raises(StateError):
+            LogStore(tmp_path)
+    assert tables(path) == before
+    with closing(LogStore(tmp_path)) as store:
+        assert store.bounds() == (1, 4)
 
 
 # --- files of other versions and programs -------------------------------------------------
@@ -276,35 +190,10 @@ def test_a_newer_file_that_keeps_no_wal_is_not_given_one(path: Path) -> None:
 )
 def test_a_file_of_no_known_schema_is_refused_and_left(path: Path, change: str) -> None:
     crashed_with(path, f"{change} where key = 'schema'")
-    is_refused_and_left(path, f"{path} has the schema .*, which no version has")
+    is_refused_and_left(path, f"{path} has schema .*, this version reads")
 
 
-def test_an_older_file_without_a_step_is_refused_and_left(path: Path) -> None:
-    crashed_with(path, "update meta set value = 5 where key = 'schema'")
-    with pytest.raises(StateError, match="has schema 5, this version reads 7"):
-        migrations.stored_schema(path, 7, {6: lambda _: None, 4: lambda _: None})
-
-
-def test_steps_are_taken_in_order_and_together(path: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as db, db:
-        (now,) = db.execute("select value from meta where key = 'schema'").fetchone()
-
-        def noted(step: int, db: sqlite3.Connection) -> None:
-            if step == now + 3:
-                raise sqlite3.OperationalError("no more")
-            db.execute("insert into meta values (?, ?)", [f"step {step}", step])
-
-        steps = {step: partial(noted, step) for step in range(now, now + 4)}
-        with pytest.raises(sqlite3.OperationalError):
-            migrations.migrate(db, path, now, now + 4, steps)
-        assert disk.rows(path, "select * from meta where key like 'step %'") == []
-        migrations.migrate(db, path, now, now + 3, steps)
-    assert migrations.stored_schema(path, now + 3, {}) == now + 3
-    taken = disk.rows(path, "select value from meta where key like 'step %' order by 1")
-    assert taken == [(step,) for step in range(now, now + 3)]
-
-
-# --- a damaged WAL ------------------------------------------------------------------------
+# --- a torn WAL ---------------------------------------------------------------------------
 
 _HEADER_BYTES: Final = 32
 _FRAME_BYTES: Final = 24
@@ -333,71 +222,6 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-# The damaged byte: in the page, its number, the checksum; in the header's salt, checksum.
-@pytest.mark.parametrize("at", [_FRAME_BYTES + 100, 3, 17, -_HEADER_BYTES + 17, -1])
-def test_commits_behind_damage_in_the_wal_are_refused(path: Path, at: int) -> None:
-    with_commits(path, 20)
-    log, _, _ = frames_of(path)
-    flip(log, _HEADER_BYTES + at)
-    is_refused_and_left(path, f"{path} cannot be read .commits lie behind damage in")
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the lock, as a running sidecar does. It checked the WAL when it started."""
-    with (folder / state_lock.LOCK).open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def with_hidden_commits(folder: Path) -> tuple[Path, Path]:
-    """A log whose WAL hides commits."""
-    LogStore(folder).close()
-    path = folder / log_store.DATABASE
-    with_commits(path, 20)
-    log, _, _ = frames_of(path)
-    flip(log, _HEADER_BYTES + _FRAME_BYTES + 100)
-    return path, log
-
-
-def test_a_log_with_commits_behind_damage_is_not_read(tmp_path: Path) -> None:
-    path, log = with_hidden_commits(tmp_path)
-    before = path.read_bytes(), log.read_bytes()
-    told = (
-        f"{path} cannot be read: commits lie behind damage in {log.name}; it is damaged"
-    )
-    with pytest.raises(StateError, match=told), open_log(tmp_path, clock=float):
-        pass
-    assert (path.read_bytes(), log.read_bytes()) == before
-    with held(tmp_path), open_log(tmp_path, clock=float) as book:
-        assert book.newest() is None
-
-
-def test_commits_behind_damage_are_neither_whole_nor_backed_up(tmp_path: Path) -> None:
-    path, log = with_hidden_commits(tmp_path)
-    (wal,) = [one for one in integrity.check(path.parent) if one.part == "WAL"]
-    assert not wal.is_whole
-    assert wal.told == f"commits lie behind damage in {log.name}"
-    with (
-        pytest.raises(sqlite3.DatabaseError, match="commits lie behind damage in"),
-        snapshots.opened(path.parent),
-    ):
-        pass
-    with held(path.parent), snapshots.opened(path.parent):
-        pass
-
-
-@pytest.mark.parametrize("index", [b"", bytes(3), bytes(2**15)], ids=len)
-def test_an_index_that_is_not_whole_is_no_damage(path: Path, index: bytes) -> None:
-    """For a user that may not write to it, SQLite does not make a new one."""
-    with_commits(path, 20)
-    log, made, _ = database.companions(path)
-    made.write_bytes(index)
-    with pytest.raises(sqlite3.OperationalError, match="-shm is not whole") as caught:
-        database._check_wal(log, made, 4_096)
-    assert caught.value.sqlite_errorcode in database.DISK_TROUBLE
-
-
 def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
     with_commits(path, 20)
     log, frame, count = frames_of(path)
@@ -414,19 +238,6 @@ def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
         opened(path)
         keys = disk.rows(path, "select count(*) from meta where key like 'k%'")
         assert keys == [(19,)]
-
-
-def test_frames_of_an_earlier_use_of_the_wal_are_no_damage(path: Path) -> None:
-    crashed_with(
-        path,
-        *inserts(50),
-        "pragma wal_checkpoint(restart)",
-        "insert into meta values ('one more', 1)",
-    )
-    _, _, count = frames_of(path)
-    assert count > 20
-    opened(path)
-    assert disk.rows(path, "select count(*) from meta where key like 'k%'") == [(50,)]
 
 
 # --- interrupted starts -------------------------------------------------------------------
@@ -454,14 +265,17 @@ def test_an_empty_file_beside_a_wal_is_refused_and_the_wal_is_left(path: Path) -
 
 
 def test_no_command_opens_an_empty_file_beside_a_wal(tmp_path: Path) -> None:
-    path, log = with_hidden_commits(tmp_path)
+    LogStore(tmp_path).close()
+    path = tmp_path / log_store.DATABASE
+    with_commits(path, 20)
+    log, _, _ = frames_of(path)
     path.write_bytes(b"")
     before = log.read_bytes()
     told = f"it is empty, and {log.name} is not"
-    with pytest.raises(StateError, match=told), open_log(tmp_path, clock=float):
+    with pytest.raises(StateError, match="is empty"), open_log(tmp_path, clock=float):
         pass
-    wal, *_ = integrity.check(tmp_path)
-    assert (wal.part, wal.is_whole, wal.told) == ("WAL", False, told)
+    (found,) = integrity.check(tmp_path)
+    assert (found.is_whole, found.told) == (False, told)
     for opened_by in (database.connect, lambda path: database.opened(path, "mode=ro")):
         with pytest.raises(sqlite3.DatabaseError, match=told):
             opened_by(path)

@@ -501,7 +501,7 @@ def test_a_damaged_timer_in_a_sound_index_is_ended(table: TimerStore) -> None:
     with closing(TimerStore(table.path.parent, log="a log")) as table:
         assert table.end_damaged(2, at=7) is not None
         with reading(table.path) as db:
-            found = integrity.parts(DATABASE, lambda look: look(db))
+            found = integrity.parts(DATABASE, db)
             assert all(part.is_whole for part in found)
         ended = rows(table)[2].timer
         assert ended[1:4] == ("\ufffd", "key-\ufffd", "\ufffd")

@@ -16,11 +16,11 @@ import trio
 
 from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
-from liveness.service.storage import migrations
 from liveness.service.storage.database import (
     connect,
     created_private,
     expecting_damage,
+    schema_of,
     transaction,
     write_ahead,
 )
@@ -110,17 +110,13 @@ class OutletStore:
     def _opened(self, keep: Collection[str], since_ms: int) -> sqlite3.Connection:
         with expecting_damage(self.path, "have all outlets begin anew after a restart"):
             with created_private(self.path):
-                stored = migrations.stored_schema(self.path, SCHEMA, migrations.OUTLETS)
+                stored = schema_of(self.path, oldest=SCHEMA, newest=SCHEMA)
                 db = connect(self.path)
             try:
                 write_ahead(db)
                 db.execute("pragma synchronous = normal")
                 if stored is None:
                     db.executescript(f"begin immediate; {TABLES} commit")
-                else:
-                    migrations.migrate(
-                        db, self.path, stored, SCHEMA, migrations.OUTLETS
-                    )
                 with transaction(db):
                     _forget_unused(db, keep, since_ms)
             except BaseException:
