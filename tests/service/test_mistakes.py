@@ -607,7 +607,7 @@ EXCUSED: Final = {
     "client/watcher_link.py:_connect": "takes 5 s: tests/client/test_watch.py",
     "cli/watch.py:_command_errors": "takes a crowded sidecar: tests/cli/test_watch.py",
     "service/links/credentials.py:_out_of_files": "takes all descriptors: tests/service/links/test_credentials.py",
-    "service/backups/snapshots.py:copy": "takes gigabytes: tests/service/backups/test_snapshots.py",
+    "service/backups/snapshots.py:progress": "takes gigabytes: tests/service/backups/test_snapshots.py",
     "service/backups/snapshots.py:opened": "takes a machine on which two statements last long",
     "service/storage/writer.py:write": "two that write: tests/service/test_file_watch.py",
     "service/links/sockets.py:_open_up": "takes another between: tests/service/links/test_sockets.py",
