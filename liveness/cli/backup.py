@@ -39,6 +39,7 @@ from liveness.service.backups.snapshots import (
 )
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_store import DATABASE
+from liveness.service.storage.private_folders import sync_folder
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -92,7 +93,7 @@ def backup(
             size = archive.stat().st_size
             _check_target(file, force=force)
             archive.replace(file)
-        _sync_folder(file.parent)
+        sync_folder(file.parent)
     out.write(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
         f"{records:,}, {users:,} users online, {timers:,} live timers\n"
@@ -243,14 +244,6 @@ def _add(tar: tarfile.TarFile, copy: Path, original: Path) -> None:
     copy.unlink()
     info.name, info.size = f"{original.name}-wal", 0
     tar.addfile(info)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 command: Final = declared("backup", "backup state.tar")

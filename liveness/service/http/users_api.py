@@ -45,6 +45,7 @@ from liveness.service.http.api import (
     uid_in,
 )
 from liveness.service.http.event_stream import StreamKind, Streams, StreamWriter
+from liveness.service.storage import online_list
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
 from liveness.service.storage.log_store import LogStore
@@ -287,7 +288,7 @@ class OnlineUsersApi:
             await wake.wait()
         try:
             return await self._spools.make(
-                self._store.spool_users, limiter=self._feed.guests
+                partial(online_list.write_lines, self._store), limiter=self._feed.guests
             )
         except (SpoolFull, TooLarge) as error:
             self._counts.limits_met["limits.max_spool_bytes"] += 1

@@ -30,6 +30,7 @@ from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
+from liveness.service.storage import online_list
 from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.spools import SpoolFull, Spools, TooLarge
@@ -154,7 +155,8 @@ class LinkWriter:
             or not delivery.spools.may_fill(self.wake)
         ):
             return False
-        fill = partial(delivery.log_writer.store.spool_online, outbox.lists[0].gateway)
+        store, gateway = delivery.log_writer.store, outbox.lists[0].gateway
+        fill = partial(online_list.write_frames, store, gateway)
         try:
             spool = await delivery.spools.make(
                 fill, limiter=delivery.feed.disk, needed_bytes=self._needed_bytes

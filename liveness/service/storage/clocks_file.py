@@ -18,6 +18,7 @@ import structlog
 from liveness.core.wheel.restart import Clocks, no_clocks
 from liveness.core.wire.framing import decode, encode
 from liveness.errors import StateError
+from liveness.service.storage.private_folders import open_own, sync_folder
 
 NAME: Final = "stopped"
 NEW: Final = f"{NAME}.new"  # while it is written
@@ -39,7 +40,7 @@ def write(folder: Path, *, log: str, seq: int, at_ms: int, clocks: Clocks) -> No
     try:
         # An interrupted write may have left it, or another user planted a symlink.
         path.unlink(missing_ok=True)
-        created = _open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        created = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(created, "wb") as out:
             os.fchmod(created, MODE)  # whatever the umask is
             out.write(encode([head, body, zlib.crc32(head + body)]))
@@ -49,7 +50,7 @@ def write(folder: Path, *, log: str, seq: int, at_ms: int, clocks: Clocks) -> No
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    _sync(folder)
+    sync_folder(folder)
 
 
 @contextmanager
@@ -65,32 +66,27 @@ def taken(
         StateError: The file cannot be read.
     """
     path = folder / NAME
-    packed = _read(path)
+    packed, clocks = _read(path), no_clocks()
     if packed is None:
-        yield no_clocks()
+        yield clocks
         return
     try:
-        clocks = _clocks(packed, logs, seq, at_ms)
+        stopped_ms, body = _unpack(packed, logs, seq)
+        found = no_clocks()._replace(away=max(0.0, (at_ms - stopped_ms) / 1000))
+        for column, content in zip(found.columns, decode(body), strict=True):
+            column.frombytes(content)
+        found.check()
+        clocks = found
     except (ValueError, TypeError) as error:
         _log.warning(
             "the file of the last stop is not used; everyone gets a fresh timeout",
             path=str(path),
             error=str(error),
         )
-        clocks = no_clocks()
     yield clocks
     path.unlink()
     # Without a sync, a power failure could bring the file back, with outdated clocks.
-    _sync(folder)
-
-
-def _clocks(packed: bytes, logs: Collection[str], seq: int, at_ms: int) -> Clocks:
-    stopped_ms, body = _unpack_for(packed, logs, seq)
-    clocks = no_clocks()._replace(away=max(0.0, (at_ms - stopped_ms) / 1000))
-    for column, content in zip(clocks.columns, decode(body), strict=True):
-        column.frombytes(content)
-    clocks.check()
-    return clocks
+    sync_folder(folder)
 
 
 def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
@@ -103,17 +99,17 @@ def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
         StateError: The file cannot be read.
     """
     packed = _read(folder / NAME)
-    if packed is None:
-        return None
     try:
-        return _unpack_for(packed, {log}, seq)[0]
+        return None if packed is None else _unpack(packed, {log}, seq)[0]
     except (ValueError, TypeError):
         return None  # the next start logs why it cannot use the file
 
 
 def _read(path: Path) -> bytes | None:
+    # Do not follow a symlink, or block on a pipe.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with os.fdopen(_open_no_link(path, os.O_RDONLY), "rb") as file:
+        with os.fdopen(os.open(path, flags), "rb") as file:
             return file.read()
     except FileNotFoundError:
         return None
@@ -124,38 +120,16 @@ def _read(path: Path) -> bytes | None:
         ) from error
 
 
-def _open_no_link(path: Path, flags: int) -> int:
-    """Open or create a private file; do not follow a symlink, or block on a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, MODE)
-
-
-def _unpack_for(packed: bytes, logs: Collection[str], seq: int) -> tuple[int, bytes]:
-    """The time of writing, and the columns; ValueError if of another log or seq."""
-    its_log, its_seq, stopped_ms, body = _unpack(packed)
-    if its_log not in logs or its_seq != seq:
-        raise ValueError("it belongs to another log or seq")
-    return stopped_ms, body
-
-
-def _unpack(packed: bytes) -> tuple[str, int, int, bytes]:
-    """The log's id, its newest seq, the time of writing, and the columns, still packed.
+def _unpack(packed: bytes, logs: Collection[str], seq: int) -> tuple[int, bytes]:
+    """The time of writing, and the columns, still packed.
 
     Raises:
-        ValueError, TypeError: The file is damaged, or of another version.
+        ValueError, TypeError: The file is damaged, or of another version, log or seq.
     """
     head, body, crc = decode(packed)
-    if zlib.crc32(head + body) != crc:
+    version, log, its_seq, stopped_ms = decode(head)
+    if zlib.crc32(head + body) != crc or version != _VERSION:
         raise ValueError("it is damaged or of another version")
-    version, log, seq, stopped_ms = decode(head)
-    if version != _VERSION:
-        raise ValueError("it is of another version")
-    return log, seq, stopped_ms, body
-
-
-def _sync(folder: Path) -> None:
-    """Sync a folder's entries, after a rename or a deletion."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if log not in logs or its_seq != seq:
+        raise ValueError("it belongs to another log or seq")
+    return stopped_ms, body

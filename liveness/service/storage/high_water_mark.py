@@ -38,8 +38,7 @@ class HighWaterMark:
     """The mark, in the runtime folder, of the log that this process writes."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path = folder
+        self._folder = self._path = folder
         self._file: int | None = None
         self._boot = b""
 
@@ -56,9 +55,7 @@ class HighWaterMark:
             found = _LINE.fullmatch(os.pread(self._file, _LINE_BYTES + 1, 0))
         except BlockingIOError:
             self._lose("another sidecar writes a copy of this log")
-        except StartError:
-            self._lose("it is no regular file of this user's")
-        except OSError as error:
+        except (StartError, OSError) as error:
             self._lose(str(error))
         else:
             if found is not None and found[1] == self._boot:

@@ -45,11 +45,11 @@ _TIMER_GATEWAY: Final = TimerRecord._fields.index("gateway")
 _BOUNDS: Final = struct.Struct("<3q")
 
 # A column of a damaged page may have any type, and JSON has no blobs.
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "last, cast(first as integer) as first, cast(newest as integer) as newest"
 )
 # The columns of a `LogPage`, and its checksum.
-PAGE: Final = f"{_COLUMNS}, cast(records as blob), cast(crc as integer)"
+PAGE: Final = f"{COLUMNS}, cast(records as blob), cast(crc as integer)"
 _READ: Final = f"""
 with sized (last, size) as (
     select last, sum(size) over (order by last) from (
@@ -58,7 +58,7 @@ with sized (last, size) as (
 select json_group_array(json_array(last, first, newest, crc, size)),
     cast(group_concat(cast(records as text), '') as blob)
 from (
-    select {_COLUMNS}, cast(crc as integer) as crc, records,
+    select {COLUMNS}, cast(crc as integer) as crc, records,
         ifnull(length(cast(records as blob)), 0) as size
     from log where last > :after and last <= (
         select coalesce(max(last) filter (where size <= {READ_BYTES}), min(last))

@@ -8,9 +8,7 @@ A search runs in chunks. Each is a transaction of some hundredths of a second, h
 the caller is: a long transaction would keep the WAL growing. Between two chunks the log
 may grow and be trimmed; no record is missed or found twice.
 
-If a chunk is damaged, in a page or in the file's tree, smaller ones are tried, at last
-single pages (`log_pages`). Damaged records are left out, and listed in
-`LogReader.damaged`.
+Damaged pages are left out, and listed in `LogReader.damaged`. A damaged tree is an error.
 
 The sidecar searches its own file. Commands search the file of a sidecar that runs, was
 stopped or was killed, and change nothing (`database.unchanged`).
@@ -35,15 +33,14 @@ from liveness.core.records import (
 from liveness.service.storage import log_pages
 from liveness.service.storage.database import (
     check_schema,
-    damage_error,
     meta,
     read_error,
     unchanged,
 )
 from liveness.service.storage.log_pages import (
+    COLUMNS,
     END,
     PAGE,
-    PAGE_RECORDS,
     LogPage,
     SeqRange,
     is_whole,
@@ -128,22 +125,18 @@ class LogReader:
         records = (record for page in pages for record in records_in(page))
         return next((record for record in records if record.seq == seq), None)
 
-    def opening(self, session: int) -> Record | None:
-        """The first record of a session; None if it is no longer kept."""
-        record = self.record(session)
-        return record if isinstance(record, Record) else None
-
     def newest_with_opening(
         self, uid: Uid, session: int | None, *, limit: int, within_s: float = inf
     ) -> tuple[SearchResult, Record | None]:
-        """The result of `newest_of`, and the first record of *session*.
+        """The result of `newest_of`, and the first record of *session*, if it is kept.
 
         If *session* is None, that of the newest record is taken.
         """
         result = self.newest_of(uid, limit=limit, within_s=within_s)
         if session is None and result.records:
             session = result.records[0].session
-        return result, None if session is None else self.opening(session)
+        opening = None if session is None else self.record(session)
+        return result, opening if isinstance(opening, Record) else None
 
     def online(self, uid: Uid) -> OnlineRow | None:
         """The open session of a user, as of the last commit; its start as wall time."""
@@ -162,30 +155,25 @@ class LogReader:
 
     def oldest(self) -> LogPosition | None:
         """The oldest record that is not damaged; None if there is none."""
-        page = self._outermost(is_back=False)
-        if page is None:
-            return None
-        first = records_in(page)[0]
-        return LogPosition(first.seq, first.at)
+
+        def read(db: sqlite3.Connection) -> LogPosition | None:
+            pages = log_pages.pages(db, after=log_pages.oldest(db) - 1, until=END)
+            first = next((records_in(page)[0] for page in pages), None)
+            return None if first is None else LogPosition(first.seq, first.at)
+
+        return self._read(read)
 
     def newest(self) -> LogPosition | None:
-        """The newest seq, and the newest whole page's stamp; None without such a page."""
-        (last,) = self._read(
-            lambda db: db.execute("select max(last) from log").fetchone()
-        )
-        page = self._outermost(is_back=True)
-        return None if page is None else LogPosition(last, page.newest)
-
-    def _outermost(self, *, is_back: bool) -> LogPage | None:
-        """The oldest whole page; with *is_back*, the newest."""
-        chunks = self._chunks(RecordFilter(), is_back=is_back, size=1)
-        return next((page for chunk in chunks for page in chunk.pages), None)
+        """The newest seq, and its page's stamp; None if the log is empty."""
+        query = "select last, newest from log order by last desc limit 1"
+        row = self._read(lambda db: db.execute(query).fetchone())
+        return None if row is None else LogPosition(*row)
 
     def _chunks(
-        self, query: RecordFilter, *, is_back: bool, size: int | None = None
+        self, query: RecordFilter, *, is_back: bool
     ) -> Iterator["_SearchChunk"]:
         """Search the whole log, from its beginning or, with *is_back*, from its end."""
-        size, place = size or FIRST_PAGES, END if is_back else 0
+        size, place = FIRST_PAGES, END if is_back else 0
         while True:
             began = self._clock()
             chunk = self._read(
@@ -197,7 +185,7 @@ class LogReader:
             yield chunk
             if chunk.is_last:
                 return
-            place, size = chunk.place, chunk.size
+            place = chunk.place
             if took < CHUNK_S / 2:
                 size = min(2 * size, MOST_PAGES)
             elif took > 2 * CHUNK_S:
@@ -214,109 +202,63 @@ class _SearchChunk(NamedTuple):
     pages: list[LogPage]
     place: int  # the next chunk begins above this seq; going back, it ends at this seq
     edge: LogPosition | None  # where the search got to: a seq, and its page's stamp
-    is_last: bool = False
-    size: int = 1  # how many pages were searched
+    is_last: bool
     damaged: Sequence[SeqRange] = ()
 
 
 def _search(
-    db: sqlite3.Connection,
-    *,
-    query: RecordFilter,
-    place: int,
-    size: int,
-    is_back: bool,
+    db: sqlite3.Connection, *, query: RecordFilter, place: int, size: int, is_back: bool
 ) -> _SearchChunk:
-    """Search the next *size* pages from *place* on, or fewer if there is damage."""
+    """Search the next *size* pages from *place* on."""
     db.execute("begin")
-    begin = log_pages.oldest(db) - 1
-    end = log_pages.newest(db)
+    begin, end = log_pages.oldest(db) - 1, log_pages.newest(db)
     after, until = (begin, min(place, end)) if is_back else (max(place, begin), end)
     if after >= until:
         return _SearchChunk([], place, None, is_last=True)
-    chunk = None
-    while chunk is None:
-        try:
-            chunk = _search_whole(db, query, after, until, size=size, is_back=is_back)
-        except sqlite3.DatabaseError as error:
-            if not log_pages.is_damage(error):
-                raise
-            if size == 1:
-                chunk = _read_past_damage(db, after, until, is_back=is_back)
-            size = max(1, size // 4)
-    return chunk._replace(is_last=chunk.place == (after if is_back else until))
-
-
-def _search_whole(
-    db: sqlite3.Connection,
-    query: RecordFilter,
-    after: int,
-    until: int,
-    *,
-    size: int,
-    is_back: bool,
-) -> _SearchChunk:
-    """Search the first *size* pages of a range, or the last; raise if one is damaged."""
     order = "desc" if is_back else "asc"
-    row = db.execute(
-        f"select {PAGE} from log where last > ? and last <= ? "
-        f"order by last {order} limit 1 offset ?",
+    searched = "from log where last > ? and last <= ?"
+    last = db.execute(
+        f"select {COLUMNS} {searched} order by last {order} limit 1 offset ?",
         [after, until, size - 1],
     ).fetchone()
     edge = None
-    if row is not None:
-        page = _page(*row)
-        edge = LogPosition(page.first if is_back else page.last, page.newest)
-        after, until = (page.first - 1, until) if is_back else (after, page.last)
-    searched = "from log where last > ? and last <= ?"
-    count = f"select total(last - first + 1) {searched}"
-    if db.execute(count, [after, until]).fetchone() != (until - after,):
-        raise damage_error("records are missing")
+    if last is not None:
+        edge, after, until = _edge(last, after, until, is_back=is_back)
     condition, values = query.condition()
     rows = db.execute(
         f"select {PAGE} {searched} and {condition} order by last {order}",
         [after, until, *values],
     )
-    pages, found_bytes = list[LogPage](), 0
-    for row in rows:
-        page = _page(*row)
-        if pages and (page.first > pages[-1].last) == is_back:
-            raise damage_error("pages are out of order")
+    pages, found_bytes, has_damage = list[LogPage](), 0, False
+    for *fields, crc in rows:
+        page = LogPage._make(fields)
+        if not is_whole(page, crc):
+            has_damage = True
+            continue
         pages.append(page)
         found_bytes += len(page.records)
         if found_bytes > CHUNK_BYTES:
-            edge = LogPosition(page.first if is_back else page.last, page.newest)
-            after, until = (page.first - 1, until) if is_back else (after, page.last)
+            edge, after, until = _edge(page[:3], after, until, is_back=is_back)
             break
     rows.close()
-    return _SearchChunk(pages, after if is_back else until, edge, size=size)
+    damaged: Sequence[SeqRange] = ()
+    count = f"select total(last - first + 1) {searched}"
+    if has_damage or db.execute(count, [after, until]).fetchone() != (until - after,):
+        whole = log_pages.pages(db, after=after, until=until)
+        damaged = log_pages.damaged_ranges(whole, after=after, until=until)
+    reached = after if is_back else until
+    is_last = reached == (begin if is_back else end)
+    return _SearchChunk(pages, reached, edge, is_last, damaged)
 
 
-def _read_past_damage(
-    db: sqlite3.Connection, after: int, until: int, *, is_back: bool
-) -> _SearchChunk:
-    """Read the whole pages at the beginning of a range (*is_back*: at its end)."""
+def _edge(
+    page: tuple[int, int, int], after: int, until: int, *, is_back: bool
+) -> tuple[LogPosition, int, int]:
+    """Where a search ends that goes no further than a page: there, and its bounds."""
+    last, first, newest = page
     if is_back:
-        after = max(after, until - PAGE_RECORDS)
-    else:
-        until = min(until, after + PAGE_RECORDS)
-    pages = [*log_pages.pages(db, after=after, until=until)]
-    damaged = log_pages.damaged_ranges(pages, after=after, until=until)
-    place = max([until, *(page.last for page in pages)])
-    if is_back:
-        place = min([after, *(page.first - 1 for page in pages)])
-        pages.reverse()
-    return _SearchChunk(pages, place, None, damaged=damaged)
-
-
-def _page(
-    last: int, first: int, newest: int, records: bytes, crc: int | None
-) -> LogPage:
-    """A page from its row; raise DatabaseError if it is damaged."""
-    page = LogPage(last, first, newest, records)
-    if not is_whole(page, crc):
-        raise damage_error("a page is not what was written")
-    return page
+        return LogPosition(first, newest), first - 1, until
+    return LogPosition(last, newest), after, last
 
 
 @contextmanager

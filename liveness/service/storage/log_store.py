@@ -38,7 +38,7 @@ from liveness.core.state_time import StateTime
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import is_natural, names_of
-from liveness.service.storage import log_pages, online_list
+from liveness.service.storage import log_pages
 from liveness.service.storage.database import (
     PUT_META,
     WAL_BYTES,
@@ -208,11 +208,9 @@ class LogStore:
         log = meta(db, "log")
         try:
             ancestors = json.loads(str(meta(db, "parted") or "{}"))
-        except ValueError:
-            ancestors = None
-        is_sound = isinstance(ancestors, dict) and all(
-            map(is_natural, ancestors.values())
-        )
+            is_sound = all(map(is_natural, ancestors.values()))
+        except (ValueError, AttributeError):
+            is_sound = False
         # A file is named by it.
         if not isinstance(log, str) or not _LOG_ID.fullmatch(log) or not is_sound:
             raise damage_error("its meta makes no sense")
@@ -221,37 +219,35 @@ class LogStore:
         self.had_two_names = meta(db, ONE_NAME) is None
         # By the id of a log that this one continues: the last seq they share.
         self.ancestors: dict[str, int] = ancestors
-        self.clock = stored_clock(db)
-        self.steps = stored_steps(db)
+        self.clock, self.steps = stored_clock(db), stored_steps(db)
         copied_ms = meta(db, COPIED)
+        is_new = stored is None
         if isinstance(copied_ms, int):
-            self._begin_own_log(
-                _log.warning,
-                "this is a backup, restored: it begins a log of its own",
-                made=utc_time(copied_ms),
-            )
+            is_new = True
+            message = "this is a backup, restored: it begins a log of its own"
+            self._begin_own_log(_log.warning, message, made=utc_time(copied_ms))
         if self._mark is not None:
-            is_new = stored is None or isinstance(copied_ms, int)
             self._take_mark(self._mark, is_new=is_new)
 
     def _take_mark(self, mark: HighWaterMark, *, is_new: bool) -> None:
         """Take a new id unless the mark vouches for this log; then keep its mark."""
         shown, following = mark.take(self.log), self.bounds()[1]
-        if not is_new and (shown is None or following < shown):
+        if not is_new and shown is None:
             mark.drop()
-            if shown is None:
-                self._begin_own_log(
-                    _log.info,
-                    "the host or its runtime folder is new, so the log may lack records "
-                    "that were shown: it goes on with a new id",
-                )
-            else:
-                self._begin_own_log(
-                    _log.warning,
-                    "the log lacks records that were shown, or is an older copy: it goes "
-                    "on with a new id",
-                    lost=shown - following,
-                )
+            self._begin_own_log(
+                _log.info,
+                "the host or its runtime folder is new, so the log may lack records that "
+                "were shown: it goes on with a new id",
+            )
+            mark.take(self.log)
+        elif not is_new and shown is not None and following < shown:
+            mark.drop()
+            self._begin_own_log(
+                _log.warning,
+                "the log lacks records that were shown, or is an older copy: it goes on "
+                "with a new id",
+                lost=shown - following,
+            )
             mark.take(self.log)
         mark.raise_to(following)
 
@@ -260,8 +256,8 @@ class LogStore:
     ) -> None:
         """Take a new id, as the next seqs may have been given to other records."""
         db, was, seq = self._db, self.log, self.bounds()[1] - 1
-        ancestors = {**self.ancestors, was: seq}
-        self.ancestors = dict([*ancestors.items()][-MOST_ANCESTORS:])
+        self.ancestors[was] = seq
+        self.ancestors = dict([*self.ancestors.items()][-MOST_ANCESTORS:])
         self.log = secrets.token_hex(8)
         values = [("log", self.log), ("parted", json.dumps(self.ancestors))]
         with transaction(db):
@@ -279,7 +275,6 @@ class LogStore:
         return identity(self.path) == self.files.get(self.path)
 
     def close(self) -> None:
-        """Close the file and unlock the directory."""
         self.wal.close()
         self._db.close()
         if self._mark is not None:
@@ -333,7 +328,6 @@ class LogStore:
             db.execute("begin")
             first = log_pages.oldest(db)
             lost = _newest_lost(db, wanted.gateway, first)
-            newest = log_pages.newest(db)
             after = reached = max(after, first - 1)
             until = min(until, after + SCAN_RECORDS)
             needed = _needed(wanted)
@@ -353,7 +347,7 @@ class LogStore:
                 if records and size >= most_bytes:
                     return LogRows(records, min(reached, until), first, lost)
             else:
-                damaged = min(until, newest)
+                damaged = min(until, log_pages.newest(db))
         if reached >= damaged:
             return LogRows(records, until, first, lost)
         self._note_damage(reached + 1, damaged)
@@ -381,22 +375,8 @@ class LogStore:
             max(0, last - max(first, oldest) + 1) for first, last in self._damaged
         )
 
-    def spool_online(
-        self, gateway: str | None, write: Callable[[bytes], object]
-    ) -> None:
-        """Write the answer to `list`: the users of a gateway, or with None all users."""
-        online_list.write_frames(self.path, gateway, write)
-
-    def spool_users(self, write: Callable[[bytes], object]) -> None:
-        """Write everyone online as JSON lines; the last one has log, seq and count."""
-        online_list.write_lines(self.path, self.log, write, ahead_ms=self._ahead_ms)
-
-    def read_online(self, take: Callable[[Sequence[OnlineRow]], object]) -> int:
-        """Give every session of the online set to *take*; return the newest seq then."""
-        return online_list.read_rows(self.path, take, ahead_ms=self._ahead_ms)
-
     @property
-    def _ahead_ms(self) -> int:
+    def ahead_ms(self) -> int:
         """How far the wall clock is ahead of the state's clock."""
         return 0 if self.clock is None else self.clock.wall_ahead_ms
 
@@ -418,10 +398,9 @@ class LogStore:
             for session, row in batch.online.items():
                 if session not in ended:
                     opened += row
-        cursors = [
-            (*key, *row) for key, row in batch.cursors.items() if row is not None
-        ]
-        forgotten = [key for key, row in batch.cursors.items() if row is None]
+        moved = batch.cursors.items()
+        cursors = [(*key, *row) for key, row in moved if row is not None]
+        forgotten = [key for key, row in moved if row is None]
         pages = [*rows_of(batch.records)]
         db = self._db
         with transaction(db):
@@ -444,7 +423,6 @@ class LogStore:
         self.store_clock(at)
 
     def store_clock(self, at: StateTime) -> None:
-        """Store the state's clock, for the next start to continue it."""
         store_clock(self._db, at)
         self.clock = at
 

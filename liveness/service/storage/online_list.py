@@ -5,13 +5,13 @@ last long and keep the WAL growing.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from liveness.core.records import OnlineRow
 from liveness.core.wire.framing import encode
 from liveness.service.storage import log_pages
 from liveness.service.storage.database import reading
+from liveness.service.storage.log_store import LogStore
 from liveness.text import EXACT_IN_JSON, json_line, on_one_line, uid_text
 
 # Rows of one frame, and lines that one statement makes.
@@ -40,21 +40,17 @@ def shown_row(row: Sequence[Any], ahead_ms: int) -> OnlineRow:
 
 
 def write_frames(
-    path: Path, gateway: str | None, write: Callable[[bytes], object]
+    store: LogStore, gateway: str | None, write: Callable[[bytes], object]
 ) -> None:
     """Write the answer to `list`, frame by frame, for one gateway or with None for all.
 
     The last frame has the log's newest seq at the time of the list.
     """
-    query = "select uid, gateway, session, conn from online"
-    values = []
-    if gateway is not None:
-        query += " where gateway = ?"
-        values = [gateway]
-    with reading(path) as db:
+    query = "select uid, gateway, session, conn from online where ifnull(?1, gateway) = gateway"
+    with reading(store.path) as db:
         db.execute("begin")
         seq = log_pages.newest(db)
-        rows = db.execute(query, values)
+        rows = db.execute(query, [gateway])
         page = rows.fetchmany(LIST_ROWS)
         while len(page) == LIST_ROWS and (next_page := rows.fetchmany(LIST_ROWS)):
             write(encode(["list", page]))
@@ -63,44 +59,34 @@ def write_frames(
         db.execute("rollback")
 
 
-def write_lines(
-    path: Path, log: str, write: Callable[[bytes], object], *, ahead_ms: int
-) -> None:
-    """Write one line of JSON for each user, and a last one with log, seq and count.
-
-    The wall clock is *ahead_ms* ahead of the state's clock.
-    """
+def write_lines(store: LogStore, write: Callable[[bytes], object]) -> None:
+    """Write one line of JSON for each user, and a last one with log, seq and count."""
     users, session = 0, 0
-    with reading(path) as db:
+    with reading(store.path) as db:
         db.create_function("uid_text", 1, uid_text, deterministic=True)
         db.execute("begin")
         seq = log_pages.newest(db)
         while True:
-            lines, count, last = db.execute(
-                _USER_LINES,
-                {"after": session, "most": LIST_ROWS, "ahead_ms": ahead_ms},
-            ).fetchone()
+            values = {"after": session, "most": LIST_ROWS, "ahead_ms": store.ahead_ms}
+            lines, count, last = db.execute(_USER_LINES, values).fetchone()
             if not count:
                 break
             write(f"{on_one_line(lines)}\n".encode())
             users, session = users + count, last
         db.execute("rollback")
-    write(f"{json_line({'log': log, 'seq': seq, 'users': users})}\n".encode())
+    write(f"{json_line({'log': store.log, 'seq': seq, 'users': users})}\n".encode())
 
 
-def read_rows(
-    path: Path, take: Callable[[Sequence[OnlineRow]], object], *, ahead_ms: int
-) -> int:
+def read_rows(store: LogStore, take: Callable[[Sequence[OnlineRow]], object]) -> int:
     """Give every session of the online set to *take*, a page at a time.
 
-    Their starts are wall time, which is *ahead_ms* ahead of the state's clock. Returns
-    the log's newest seq at the time of the list.
+    Their starts are wall time. Returns the log's newest seq at the time of the list.
     """
-    with reading(path) as db:
+    with reading(store.path) as db:
         db.execute("begin")
         seq = log_pages.newest(db)
         rows = db.execute("select * from online")
         while page := rows.fetchmany(LIST_ROWS):
-            take([shown_row(row, ahead_ms) for row in page])
+            take([shown_row(row, store.ahead_ms) for row in page])
         db.execute("rollback")
     return seq

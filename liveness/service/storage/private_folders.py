@@ -92,6 +92,15 @@ def open_own(path: Path, flags: int) -> int:
     return descriptor
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's entries, after a rename or a deletion."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def bytes_left(folder: Path) -> int:
     """How many bytes this user may still write to the disk of a folder."""
     disk = os.statvfs(folder)
@@ -109,8 +118,7 @@ def identity(path: Path) -> Identity | None:
 
 def identities(paths: Iterable[Path]) -> dict[Path, Identity]:
     """The identities of the files that exist."""
-    found = {path: identity(path) for path in paths}
-    return {path: known for path, known in found.items() if known is not None}
+    return {path: known for path in paths if (known := identity(path)) is not None}
 
 
 def _check(path: Path, found: os.stat_result) -> None:
@@ -125,9 +133,9 @@ def _check(path: Path, found: os.stat_result) -> None:
 
 
 def _wrong_type(found: os.stat_result) -> str | None:
-    if stat.S_ISLNK(found.st_mode):
-        return "is a link"
-    return None if stat.S_ISREG(found.st_mode) else "is not a regular file"
+    if stat.S_ISREG(found.st_mode):
+        return None
+    return "is a link" if stat.S_ISLNK(found.st_mode) else "is not a regular file"
 
 
 def _is_ours(found: os.stat_result) -> bool:

@@ -10,7 +10,6 @@ and no more than they leave free.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -46,31 +45,24 @@ class Spool:
     def __init__(self, spools: "Spools") -> None:
         self.size = 0
         self._spools = spools
-        self._pieces: deque[int] = deque()
-        self._stack = ExitStack()
-        self._file: IO[bytes]
+        self._pieces = deque[int]()
+        self._file: IO[bytes] | None = None
 
-    def open(self, needed_bytes: int) -> None:
+    def open(self, needed_bytes: int) -> IO[bytes]:
         """Create its file, if there is room for *needed_bytes*. Call in a thread."""
         self._spools.check(self, needed_bytes)
-        with ExitStack() as stack:
-            self._file = stack.enter_context(
-                TemporaryFile(dir=self._spools.folder, buffering=0)
-            )
-            self._stack = stack.pop_all()
+        self._file = TemporaryFile(dir=self._spools.folder, buffering=0)  # noqa: SIM115
+        return self._file
 
     def write(self, data: bytes) -> None:
         """Write the next piece. Call in a thread."""
+        assert self._file is not None
         self._spools.check(self, len(data))
         self.size += len(data)
         self._pieces.append(len(data))
         left = memoryview(data)
         while left:
             left = left[self._file.write(left) :]
-
-    def rewind(self) -> None:
-        """Read it from its first piece on. Call in a thread."""
-        self._file.seek(0)
 
     @property
     def is_read(self) -> bool:
@@ -81,11 +73,13 @@ class Spool:
         """Read the next piece; b"" at the end."""
         if not self._pieces:
             return b""
+        assert self._file is not None
         return await in_thread(partial(self._file.read, self._pieces.popleft()))
 
     def close(self) -> None:
         """Remove the file."""
-        self._stack.close()
+        if self._file is not None:
+            self._file.close()
         self._spools.closed(self)
 
     def __enter__(self) -> Self:
@@ -132,12 +126,8 @@ class Spools:
             TooLarge: There will never be room.
             OSError, sqlite3.Error: The disk, or *fill*, failed.
         """
-
-        def fill_one(spools: Sequence[Spool]) -> None:
-            fill(spools[0].write)
-
         (spool,) = await self.make_all(
-            1, fill_one, limiter=limiter, needed_bytes=needed_bytes
+            1, lambda spools: fill(spools[0].write), limiter, needed_bytes
         )
         return spool
 
@@ -145,7 +135,6 @@ class Spools:
         self,
         count: int,
         fill: Callable[[Sequence[Spool]], None],
-        *,
         limiter: trio.CapacityLimiter,
         needed_bytes: int = 0,
     ) -> Sequence[Spool]:
@@ -153,19 +142,17 @@ class Spools:
         spools = [Spool(self) for _ in range(count)]
 
         def run() -> None:
-            for spool in spools:
-                spool.open(needed_bytes)
+            files = [spool.open(needed_bytes) for spool in spools]
             fill(spools)
-            for spool in spools:
-                spool.rewind()
+            for file in files:
+                file.seek(0)
 
         self._open.update(spools)
         self._filling += 1
         try:
             await in_thread(run, limiter=limiter)
         except BaseException as error:
-            if isinstance(error, SpoolFull):
-                self.is_short = True
+            self.is_short |= isinstance(error, SpoolFull)
             for spool in spools:
                 spool.close()
             raise

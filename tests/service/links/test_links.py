@@ -23,7 +23,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import link_reader
 from liveness.service.links.link_writer import LINGER_S, PIECE_BYTES
-from liveness.service.storage import log_store
+from liveness.service.storage import log_store, online_list
 from liveness.service.storage.log_tail import TailReader
 from liveness.service.storage.log_writer import COMMIT_EVERY_S
 from tests.helpers.tree import ROOT
@@ -467,7 +467,7 @@ async def test_links_beyond_the_limit_are_refused(rig: Rig) -> None:
     ("part", "method", "asked", "applied"),
     [
         ("presence", "where", ["where", ["u"]], ["u", "v"]),
-        ("store", "spool_online", ["list"], ["u", "v", "w"]),
+        ("list", "write_frames", ["list"], ["u", "v", "w"]),
     ],
     ids=["reading", "writing"],
 )
@@ -484,7 +484,8 @@ async def test_a_fault_of_ours_ends_its_link_and_no_other(
 
     unlucky, other = await rig.gateway("unlucky"), await rig.gateway_of("u", "other")
     with structlog.testing.capture_logs() as said, monkeypatch.context() as patch:
-        patch.setattr(getattr(rig, part), method, broken)
+        owner = online_list if part == "list" else rig.presence
+        patch.setattr(owner, method, broken)
         await unlucky.send(["login", "v"], ["ping", 1], asked, ["login", "w"])
         assert await unlucky.expect("pong") == [1]
         (error,) = await unlucky.expect("error")

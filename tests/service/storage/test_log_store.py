@@ -35,7 +35,7 @@ from liveness.service.storage.log_store import (
     LogStore,
 )
 from liveness.service.storage.log_trimmer import TRIM_RECORDS
-from liveness.service.storage.online_list import LIST_ROWS
+from liveness.service.storage.online_list import LIST_ROWS, write_frames
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import BOUNDED, conns, uids
@@ -276,7 +276,7 @@ def test_a_scan_that_finds_nothing_still_moves_its_reader_forward(
 
 def listed(store: LogStore, gateway: str | None) -> list[list[Any]]:
     spool = io.BytesIO()
-    store.spool_online(gateway, spool.write)
+    write_frames(store, gateway, spool.write)
     return unpacked(spool.getvalue())
 
 

@@ -9,6 +9,7 @@ from liveness.core.records import OnlineRow
 from liveness.service.outlets.cluster.host_state import CALL_CHANGES
 from liveness.service.outlets.cluster.session_changes import Change, Piece, Tally
 from liveness.service.storage.log_store import LogStore
+from liveness.service.storage.online_list import read_rows
 from liveness.service.storage.spools import Spool, Spools
 
 
@@ -77,14 +78,14 @@ class SessionLists:
                 spool_of[partition].write(msgpack.packb(waiting[partition]))
                 waiting[partition].clear()
 
-            seq = self._store.read_online(take)
+            seq = read_rows(self._store, take)
             for partition in waiting:
                 if waiting[partition]:
                     write(partition)
             for tally in tallies.values():
                 tally.reached = seq
 
-        spools = await self._spools.make_all(len(listed), fill, limiter=self._limiter)
+        spools = await self._spools.make_all(len(listed), fill, self._limiter)
         lists = {
             partition: SessionList(spool, tallies[partition], number)
             for (partition, number), spool in zip(listed.items(), spools, strict=True)
