@@ -13,18 +13,14 @@ from liveness.core.access import Access, Peer
 from liveness.core.changes import Decisions
 from liveness.core.disk import Disk
 from liveness.core.effects import Effect
-from liveness.core.links.back_pressure import BackPressure, DiskLimits
-from liveness.core.links.cluster_questions import QuestionLimits
-from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.limits import Limits
+from liveness.core.links.back_pressure import BackPressure
+from liveness.core.links.conversation import Conversation
 from liveness.core.links.handshake import Terms
 from liveness.core.links.known_names import KnownNames
 from liveness.core.links.link import Link
-from liveness.core.links.link_registry import (
-    LinkCounts,
-    LinkRegistry,
-    LinkRegistryLimits,
-)
-from liveness.core.links.outbox import Outbox, OutboxLimits, UnreadReplies
+from liveness.core.links.link_registry import LinkCounts, LinkRegistry
+from liveness.core.links.outbox import Outbox, UnreadReplies
 from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import Instant
 from liveness.core.server import Server, ServerParts
@@ -84,18 +80,6 @@ def _guard_rules(config: Config) -> GuardRules | None:
     )
 
 
-def _registry_limits(config: Config) -> LinkRegistryLimits:
-    limits = config.limits
-    return LinkRegistryLimits(
-        hello_s=limits.hello_s,
-        max_links=limits.max_links,
-        max_handshakes=limits.max_handshakes,
-        max_gateways=limits.max_gateways,
-        max_names=limits.max_names,
-        max_unfinished_bytes=limits.max_unfinished_bytes,
-    )
-
-
 def make_server(
     config: Config,
     *,
@@ -106,7 +90,7 @@ def make_server(
     counts: LinkCounts,
     access: Access,
     at: Instant,
-    new_conversation: Callable[[ConversationLimits], Conversation],
+    new_conversation: Callable[[Limits], Conversation],
     host: str = "",
 ) -> tuple[Server, ServerParts]:
     """The server, without users and timers, for a `Shell`; and its parts, to be read.
@@ -115,7 +99,7 @@ def make_server(
     name of this host, if the shell can ask the cluster.
     """
     effects, terms = deque[Effect](), _terms(config, version, host)
-    unread, skipped = UnreadReplies(config.limits.max_unread_bytes), SkippedRanges()
+    unread, skipped, limits = UnreadReplies(), SkippedRanges(), config.limits
     registry = LinkRegistry(
         effects,
         decided,
@@ -123,9 +107,8 @@ def make_server(
         unread=unread,
         counts=counts,
         access=access,
-        limits=_registry_limits(config),
+        limits=limits,
     )
-    limits = _disk_limits(config)
     pressure = BackPressure(effects, disk, registry, counts=counts, limits=limits)
     gateways, presence, firing = _users(config, decided)
     parts = ServerParts(
@@ -142,8 +125,8 @@ def make_server(
     )
 
     def new_link(number: int, peer: Peer, now: float) -> Link:
-        outbox = Outbox(_outbox_limits(config), unread, disk, decided.cursors)
-        return Link(number, peer, now, new_conversation(terms.limits), outbox)
+        outbox = Outbox(limits, unread, disk, decided.cursors)
+        return Link(number, peer, now, new_conversation(limits), outbox)
 
     server = Server(
         parts,
@@ -152,26 +135,9 @@ def make_server(
         disk=disk,
         counts=counts,
         terms=terms,
-        limits=_question_limits(config),
         new_link=new_link,
     )
     return server, parts
-
-
-def _disk_limits(config: Config) -> DiskLimits:
-    return DiskLimits(
-        pause_firing=config.limits.pause_firing,
-        pause_reading=config.limits.pause_reading,
-        max_pending_commands=config.timers.max_pending,
-    )
-
-
-def _question_limits(config: Config) -> QuestionLimits:
-    return QuestionLimits(
-        max_rows=config.limits.max_where_rows,
-        of_link=config.cluster.max_link_questions,
-        in_all=config.cluster.max_questions,
-    )
 
 
 def _scheduler(config: Config, decided: Decisions, at: Instant) -> TimerScheduler:
@@ -197,29 +163,12 @@ def make_attended_clock(config: Config, *, mono: float, cpu: float) -> AttendedC
 
 
 def _terms(config: Config, version: str, host: str) -> Terms:
-    limits = config.limits
     return Terms(
         version=version,
         timeout=config.timeout_s,
         flush=config.flush,
-        window=limits.window,
         run_timeout=config.timers.run_timeout_s,
         device_separator=config.presence.device_separator,
-        limits=ConversationLimits(
-            max_frame_bytes=limits.max_frame_bytes,
-            max_batch=limits.max_batch,
-            max_refused=limits.max_refused,
-        ),
+        limits=config.limits,
         host=host,
-    )
-
-
-def _outbox_limits(config: Config) -> OutboxLimits:
-    limits = config.limits
-    return OutboxLimits(
-        window=limits.window,
-        max_replies=limits.max_replies,
-        max_reply_bytes=limits.max_reply_bytes,
-        unread_s=limits.unread_s,
-        gateway_unread_s=max(limits.unread_s, limits.gateway_hold_s),
     )

@@ -153,10 +153,6 @@ class ClusterSettings:
     # How long readers find a change in the stream. One that was away for longer begins
     # with a new list, as it would after any hour of changes.
     keep_s: float = 3_600.0
-    # Questions about all hosts that wait for Redis, and those of one link. Beyond them,
-    # answers lack the sessions on other hosts.
-    max_questions: int = 64
-    max_link_questions: int = 16
 
     @property
     def is_on(self) -> bool:

@@ -20,7 +20,7 @@ from liveness.config.checks import (
     check_addresses,
     is_loopback,
 )
-from liveness.config.schema import about, fixed, setting, shown
+from liveness.config.schema import about, setting, shown
 from liveness.core.records import KINDS, SESSION_KINDS
 from liveness.core.sessions.damping import MOST_SETTLE_S
 from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
@@ -260,7 +260,7 @@ class WebhookSettings(OutletSettings):
         hidden="",
     )
     batch: int = setting(500, "most records in one request", (1, 500), "records")
-    linger_s: float = fixed(1.0, "age at which a batch is sent that is not full", "s")
+    linger_s: float = 1.0  # age at which a batch is sent that is not full
     timeout_s: float = setting(
         10.0,
         "time for one attempt: resolving, connecting, sending, and the answer",
@@ -289,9 +289,7 @@ class WebhookSettings(OutletSettings):
             unit="a path to PEM; empty: those of the system",
         ),
     )
-    max_answer_bytes: int = fixed(
-        65_536, "most bytes of an answer that are read", "bytes"
-    )
+    max_answer_bytes: int = 65_536  # of which more is not read
     max_dead: int = setting(
         100_000,
         "dead letters that are kept; above it, the oldest are deleted",

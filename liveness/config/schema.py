@@ -53,11 +53,6 @@ def setting(
     return field(default=default, metadata=about(meaning, bounds, unit, **more))
 
 
-def fixed(default: Value, _meaning: str, _unit: str) -> Value:
-    """A field that operators cannot set; tests can."""
-    return default
-
-
 def variable_of(name: str) -> str:
     """The environment variable of a setting; *name* is its dotted name."""
     return "LIVENESS_" + name.replace(".", "_").upper()
@@ -74,10 +69,10 @@ class Setting:
     meaning: str
     bounds: tuple[float, float] | None
     unit: str
-    flag: str
-    check: Callable[[Any], None] | None
-    hidden: str | None
-    visible: str
+    flag: str = ""
+    check: Callable[[Any], None] | None = None
+    hidden: str | None = None
+    visible: str = ""
 
     @property
     def name(self) -> str:

@@ -31,7 +31,6 @@ from liveness.config.checks import (
     waits_ms,
 )
 from liveness.config.cluster import ClusterSettings
-from liveness.config.limit_settings import LimitSettings
 from liveness.config.outlet_settings import OUTLETS, KafkaSettings, WebhookSettings
 from liveness.config.schema import (
     GIB,
@@ -43,6 +42,7 @@ from liveness.config.schema import (
     setting,
     settings_in,
 )
+from liveness.core.limits import Limits
 from liveness.core.timer_states import RETRY_POLICY, RetryPolicy
 from liveness.errors import ConfigError
 
@@ -239,9 +239,6 @@ class TimerSettings:
     )
     # Timers of the coming hour in memory: 130 MB. The others wait on disk for longer.
     max_loaded: int = 1_000_000
-    # Timer commands not yet durable, one more for each KiB that they carry; a gateway with
-    # more than its share is not read.
-    max_pending: int = 30_000
 
     @property
     def max_ended(self) -> int:
@@ -312,7 +309,7 @@ class Config:
     # By name.
     webhooks: Mapping[str, WebhookSettings] = field(default_factory=dict)
     kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
-    limits: LimitSettings = field(default_factory=LimitSettings)
+    limits: Limits = field(default_factory=Limits)
     # By name: where the value is from, unless it is the default.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 

@@ -26,7 +26,6 @@ from liveness.core.links.back_pressure import BackPressure
 from liveness.core.links.cluster_questions import (
     ClusterSession,
     Partial,
-    QuestionLimits,
 )
 from liveness.core.links.handshake import Handshake, Terms
 from liveness.core.links.known_names import KnownNames
@@ -104,7 +103,6 @@ class Server:
         disk: Disk,
         counts: LinkCounts,
         terms: Terms,
-        limits: QuestionLimits,
         new_link: Callable[[int, Peer, float], Link],
     ) -> None:
         self.effects = effects
@@ -129,7 +127,7 @@ class Server:
             disk=disk,
             counts=counts,
             host=terms.host,
-            limits=limits,
+            limits=terms.limits,
         )
         self._warnings = OperatorWarnings(effects, parts.gateways, parts.firing.guard)
 

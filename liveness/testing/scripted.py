@@ -10,7 +10,6 @@ from typing import Final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import (
     Config,
     PresenceSettings,
@@ -18,6 +17,7 @@ from liveness.config.settings import (
     StateSettings,
     TimerSettings,
 )
+from liveness.core.limits import Limits
 from liveness.core.records import GATEWAY, OFFLINE, Record, Uid
 from liveness.core.timer_states import REPLACED, STATES
 from liveness.core.wire.link_requests import Refusal
@@ -27,7 +27,7 @@ from liveness.testing.scripted_host import REFUSED, UNLIMITED
 from liveness.testing.scripted_view import Event, ScriptedView, Session, Timer
 
 # The settings that concern a gateway, as the sidecar has them by default.
-MAX_REPLIES: Final = LimitSettings().max_replies
+MAX_REPLIES: Final = Limits().max_replies
 LEAST_FLUSH_S: Final = 0.001  # 0 would be the default
 MAX_TIMERS: Final = TimerSettings().max_live
 
@@ -60,7 +60,7 @@ async def scripted_sidecar(
             flush_s=max(flush, LEAST_FLUSH_S),
             socket=SocketSettings(path=path),
             state=StateSettings(dir=path.parent),
-            limits=LimitSettings(window=window),
+            limits=Limits(window=window),
             timers=TimerSettings(max_live=max_timers),
             presence=PresenceSettings(device_separator=device_separator),
         )

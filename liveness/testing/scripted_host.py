@@ -22,7 +22,8 @@ from liveness.config.settings import Config
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Decisions
 from liveness.core.cursors import Cursors
-from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.limits import Limits
+from liveness.core.links.conversation import Conversation
 from liveness.core.records import (
     EVENTS,
     GATEWAY,
@@ -63,7 +64,7 @@ REFUSED: Final = "the script of this test refuses it"
 class ScriptedConversation(Conversation):
     """A link's state machine that shows its requests to the script."""
 
-    def __init__(self, limits: ConversationLimits, host: "ScriptedHost") -> None:
+    def __init__(self, limits: Limits, host: "ScriptedHost") -> None:
         super().__init__(limits, Reader)
         self._host = host
 

@@ -20,7 +20,8 @@ from liveness.client.protocol import EMPTY_KEEPALIVE, Client
 from liveness.client.report_frames import AGE_STEP_S
 from liveness.client.sidecar_frames import welcome_of
 from liveness.core.changes import Changes, Decisions
-from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.limits import Limits
+from liveness.core.links.conversation import Conversation
 from liveness.core.records import (
     LOGOUT,
     MOVED,
@@ -67,7 +68,7 @@ PEACE_S: Final = HOLD_S + max(timeout or 0 for timeout in TIMEOUTS) + 5.0
 
 WINDOW: Final = 5
 NOTICES: Final = 2  # records in a frame
-LIMITS: Final = ConversationLimits(max_batch=3, max_frame_bytes=400)
+LIMITS: Final = Limits(max_batch=3, max_frame_bytes=400)
 NAMES: Final = ("gw-1", "gw-2")
 UIDS: Final[tuple[Uid, ...]] = (7, "7", "é", "a" * 255)
 EPOCH_MS: Final = 1_795_168_800_000

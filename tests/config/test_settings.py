@@ -14,7 +14,6 @@ import pytest
 
 from liveness.cli.check_config import effective
 from liveness.config.cluster import ClusterSettings
-from liveness.config.limit_settings import LimitSettings
 from liveness.config.paths import make_socket_folder
 from liveness.config.schema import Setting
 from liveness.config.settings import (
@@ -26,9 +25,7 @@ from liveness.config.settings import (
 )
 from liveness.config.settings_file import MAX_FILE_BYTES
 from liveness.config.sources import MAX_FAULTS, load, socket_path
-from liveness.core.wire.frames import MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES
-from liveness.core.wire.framing import encode
-from liveness.core.wire.uids import MAX_UID_BYTES
+from liveness.core.limits import Limits
 from liveness.errors import ConfigError
 from tests.helpers.tree import ROOT
 
@@ -114,10 +111,10 @@ def test_a_setting_says_what_it_means_and_allows_its_default(setting: Setting) -
 
 def test_a_config_that_is_built_directly_is_checked_as_well() -> None:
     with pytest.raises(ConfigError) as caught:
-        Config(**BARE, slots=1, limits=LimitSettings(window=0))
+        Config(**BARE, slots=1, limits=Limits(max_links=0))
     first, second = caught.value.faults
     assert first.startswith("slots is 1: it must be")
-    assert second.startswith("limits.window is 0: it must be")
+    assert second.startswith("limits.max_links is 0: it must be")
 
 
 @pytest.mark.parametrize(
@@ -143,14 +140,14 @@ def test_flush_is_one_slot_unless_it_is_set_and_a_quarter_of_the_timeout_at_most
 
 
 def test_flags_precede_the_environment_and_that_the_file(tmp_path: Path) -> None:
-    toml = "timeout_s = 4\nslots = 40\n[limits]\nwindow = 400\n"
+    toml = "timeout_s = 4\nslots = 40\n[limits]\nmax_links = 400\n"
     environ = {"LIVENESS_TIMEOUT_S": "5", "LIVENESS_SLOTS": "50"}
     found = loaded(toml, tmp_path, environ=environ, timeout="6")
     config, sources = found, found.sources
     assert (config.timeout_s, sources["timeout_s"]) == (6.0, "flag --timeout")
     assert (config.slots, sources["slots"]) == (50, "environment LIVENESS_SLOTS")
-    assert config.limits.window == 400
-    assert sources["limits.window"] == str(tmp_path / "l.toml")
+    assert config.limits.max_links == 400
+    assert sources["limits.max_links"] == str(tmp_path / "l.toml")
     assert "limits.max_batch" not in sources  # it has the default
 
 
@@ -181,7 +178,9 @@ def test_a_client_that_names_the_socket_reads_no_other_source(
 
 
 def test_all_that_is_wrong_in_any_source_is_reported_at_once(tmp_path: Path) -> None:
-    toml = "slots = 1\nnosuch = 3\nflush_s = 'x'\nsocket = '/s'\n[limits]\nwindow = 0\n"
+    toml = (
+        "slots = 1\nnosuch = 3\nflush_s = 'x'\nsocket = '/s'\n[limits]\nmax_links = 0\n"
+    )
     environ = {
         "LIVENESS_FLUSH_S": "2",
         "LIVENESS_GUARD_SHARE": "half",
@@ -197,7 +196,7 @@ def test_all_that_is_wrong_in_any_source_is_reported_at_once(tmp_path: Path) -> 
         f"slots is 1 ({file})",
         str(file),
         str(file),  # a section
-        f"limits.window is 0 ({file})",
+        f"limits.max_links is 0 ({file})",
     ]
     assert str(caught.value) == "\n".join(caught.value.faults)
 
@@ -228,12 +227,17 @@ def test_of_very_many_faults_the_others_are_counted(tmp_path: Path) -> None:
     ("toml", "named", "nearest"),
     [
         ("timeout = 3", "timeout", "timeout_s"),
-        ("window = 3", "window", "limits.window"),  # the right key in the wrong place
-        ("[socket]\nwindow = 3", "socket.window", "limits.window"),
-        ("[limits]\nwindows = 3", "limits.windows", "limits.window"),
-        ("[limit]\nwindow = 3", "limit", "limits"),
+        (
+            "max_links = 3",
+            "max_links",
+            "limits.max_links",
+        ),  # the right key in the wrong place
+        ("[socket]\nmax_links = 3", "socket.max_links", "limits.max_links"),
+        ("[limits]\nmax_link = 3", "limits.max_link", "limits.max_links"),
+        ("[limit]\nmax_links = 3", "limit", "limits"),
         ('"socket.path" = "/s"', "socket.path", "socket.path"),
     ],
+    ids=["misspelled", "misplaced", "of-another", "more", "section", "dotted"],
 )
 def test_an_unknown_key_is_named_with_the_nearest(
     toml: str, named: str, nearest: str, tmp_path: Path
@@ -273,13 +277,11 @@ def a_step_outside(setting: Setting) -> tuple[float, float]:
 @pytest.mark.parametrize("setting", BOUNDED, ids=lambda setting: str(setting.name))
 def test_a_step_beyond_a_bound_is_refused(setting: Setting, tmp_path: Path) -> None:
     assert setting.bounds
-    is_room_for_frames = setting.key == "max_unfinished_bytes"  # never less than one
-    beside = {"LIVENESS_LIMITS_MAX_FRAME_BYTES": "8192"} if is_room_for_frames else {}
     for value in setting.bounds:
-        by_file = loaded(in_toml(setting, value), tmp_path, environ=beside)
+        by_file = loaded(in_toml(setting, value), tmp_path)
         assert setting.value_in(by_file) == value
         assert type(setting.value_in(by_file)) is setting.kind
-        environ = beside | {setting.variable: str(value)}
+        environ = {setting.variable: str(value)}
         assert values(loaded(environ=environ)) == values(by_file)
     for value in a_step_outside(setting):
         error = refused(in_toml(setting, value), tmp_path)
@@ -288,18 +290,6 @@ def test_a_step_beyond_a_bound_is_refused(setting: Setting, tmp_path: Path) -> N
         error = refused(environ={setting.variable: str(value)})
         where = f"{setting.name} is '{value}' (environment {setting.variable})"
         assert error == f"{where}: it must be {setting.allowed}"
-
-
-def test_the_lowest_bound_of_frames_has_room_for_the_largest_of_each_kind() -> None:
-    bounds = BY_NAME["limits.max_frame_bytes"].bounds
-    assert bounds
-    key, text = "k" * MAX_KEY_BYTES, "t" * MAX_TEXT_BYTES
-    for frame in (
-        ["after", key, MAX_AFTER_S + 0.5, {"payload": text, "ext": key}],
-        ["fail", key, text, {"seq": 2**63 - 1, "final": True}],
-        ["login", ["u" * MAX_UID_BYTES], {"conn": 2**63 - 1, "age": 0.5, "began": 0.5}],
-    ):
-        assert len(encode(frame)) <= bounds[0]
 
 
 # By setting: the rule in its error, and texts that break it.

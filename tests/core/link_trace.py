@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.limits import Limits
+from liveness.core.links.conversation import Conversation
 from liveness.core.wire.framing import Reader
 from liveness.core.wire.link_requests import (
     ActivityBatch,
@@ -15,9 +16,7 @@ from liveness.core.wire.uids import is_uid
 from liveness.errors import Code
 
 
-def told(
-    reader: type[Reader], cut: Iterable[bytes], limits: ConversationLimits
-) -> list[str]:
+def told(reader: type[Reader], cut: Iterable[bytes], limits: Limits) -> list[str]:
     """The requests of a stream, each activity by itself, and the state of its link."""
     link = Conversation(limits, reader)
     flat: list[str] = []

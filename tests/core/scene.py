@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from liveness.core.changes import Changes, Decisions
-from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.limits import Limits
+from liveness.core.links.conversation import Conversation
 from liveness.core.records import Instant, OnlineRow, Record, Uid
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.firing import Firing
@@ -34,7 +35,7 @@ Sign = tuple[str, Uid, int | None]  # event, uid, conn
 
 def run_of(*frames: object) -> ActivityBatch:
     """These signs of life as a link gives them; the first of them is frame 2."""
-    link = Conversation(ConversationLimits())
+    link = Conversation(Limits())
     hello = ["hello", {"protocol": 1, "name": "g"}]
     data = b"".join(encode(frame) for frame in (hello, *frames))
     _, run = link.receive(data, 0.0)

@@ -7,7 +7,6 @@ from liveness import __version__
 from liveness.config.assembly import make_attended_clock, make_server
 from liveness.config.cluster import ClusterSettings
 from liveness.config.compiled import Reader, RecordBatch
-from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import (
     Config,
     PresenceSettings,
@@ -19,6 +18,7 @@ from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import Effect, LogLine, LogRefusal
+from liveness.core.limits import Limits
 from liveness.core.links.conversation import Conversation
 from liveness.core.links.link import Link
 from liveness.core.records import Instant
@@ -51,7 +51,7 @@ class Shell:
             presence=PresenceSettings(device_separator=device_separator),
             cluster=cluster,
             timers=timers,
-            limits=LimitSettings(**limits),
+            limits=Limits(**limits),
         )
         self.disk, self.counts = ScriptedDisk(), LinkCounters()
         self.mono, self.links = 0.0, 0

@@ -17,7 +17,8 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.limits import Limits
+from liveness.core.links.conversation import Conversation
 from liveness.core.records import GATEWAY, Uid
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import (
@@ -46,9 +47,9 @@ from tests.fuzz.server_target import server
 
 # Small ones, so that a short input is often at a limit, and the defaults.
 LIMITS: Final = (
-    ConversationLimits(),
-    ConversationLimits(max_frame_bytes=60, max_batch=5, max_refused=3),
-    ConversationLimits(max_frame_bytes=150, max_batch=7, max_refused=6),
+    Limits(),
+    Limits(max_frame_bytes=60, max_batch=5, max_refused=3),
+    Limits(max_frame_bytes=150, max_batch=7, max_refused=6),
 )
 MOST_CUTS: Final = 8
 
@@ -86,7 +87,7 @@ class Script:
 Way: TypeAlias = Sequence[bytes]  # the pieces in which a stream comes
 
 
-def stream(data: bytes) -> tuple[ConversationLimits, list[Way]]:
+def stream(data: bytes) -> tuple[Limits, list[Way]]:
     """The limits of a reader or link, and a stream: whole, and in pieces if it is cut."""
     script = Script(data)
     limits, cut = LIMITS[script.byte() % len(LIMITS)], script.pieces()
@@ -120,7 +121,7 @@ def others(ways: list[Way]) -> Iterator[tuple[type[Reader], Way]]:
 
 
 def read(
-    reader_class: type[Reader], way: Way, limits: ConversationLimits
+    reader_class: type[Reader], way: Way, limits: Limits
 ) -> tuple[list[Frame], Code | None, int]:
     """The frames of a stream, the code of its end if any, and the bytes held."""
     most = limits.max_frame_bytes

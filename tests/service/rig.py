@@ -23,7 +23,6 @@ import trio
 from anyio.abc import SocketAttribute
 
 from liveness.config.cluster import ClusterSettings
-from liveness.config.limit_settings import LimitSettings
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.config.settings import (
     Config,
@@ -34,6 +33,7 @@ from liveness.config.settings import (
     StateSettings,
     TimerSettings,
 )
+from liveness.core.limits import Limits
 from liveness.core.records import Record, Uid
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
@@ -250,7 +250,7 @@ async def running(
         timers=timers,
         presence=presence,
         cluster=cluster,
-        limits=LimitSettings(**limits),
+        limits=Limits(**limits),
         webhooks=webhooks,
     )
     with (

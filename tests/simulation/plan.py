@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.client.protocol import LEAST_PING_S, PING_S
 from liveness.config.cluster import ClusterSettings
-from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import (
     Config,
     GuardSettings,
@@ -29,6 +28,7 @@ from liveness.config.settings import (
     StateSettings,
     TimerSettings,
 )
+from liveness.core.limits import Limits
 from tests.promises.run_history import Uid
 from tests.promises.run_terms import RunTerms
 from tests.simulation.receivers import (
@@ -251,11 +251,13 @@ class Plan:
             guard=self.guard,
             timers=TimerSettings(run_timeout_s=self.run_timeout_s, retries=retries),
         )
-        limits = LimitSettings(
-            gateway_hold_s=self.hold_s, unread_s=self.unread_s, **self.limits
+        limits = Limits(
+            gateway_hold_s=self.hold_s,
+            unread_s=self.unread_s,
+            max_pending=self.max_pending,
+            **self.limits,
         )
         # Lower bounds than an operator may set, so that a few users meet them.
-        object.__setattr__(config.timers, "max_pending", self.max_pending)
         object.__setattr__(config, "limits", limits)
         object.__setattr__(config.state, "retention_s", self.retention_s)
         webhooks = {it.name: it.settings for it in self.receivers}

@@ -8,13 +8,13 @@ import sys
 from typing import Final
 
 from liveness.__main__ import main
-from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import GuardSettings, HttpSettings, TimerSettings
+from liveness.core.limits import Limits
 
 SECTIONS: Final = {
     "guard": GuardSettings,
     "http": HttpSettings,
-    "limits": LimitSettings,
+    "limits": Limits,
     "timers": TimerSettings,
 }
 

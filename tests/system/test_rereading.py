@@ -87,10 +87,10 @@ def test_the_level_changes_and_settings_that_need_a_restart_are_named(
     plain: Sidecar,
 ) -> None:
     reread(plain, PLAIN)
-    text = 'slots = 90\n[logging]\nlevel = "debug"\n[limits]\nwindow = 5'
+    text = 'slots = 90\n[logging]\nlevel = "debug"\n[limits]\nmax_links = 5'
     said = reread(plain, text)
     assert said["changed"] == ["logging.level"]
-    assert said["after_a_restart"] == ["slots", "limits.window"]
+    assert said["after_a_restart"] == ["slots", "limits.max_links"]
     assert reread(plain, text)["changed"] == []
     assert reread(plain, 'logging.level = "error"')["changed"] == ["logging.level"]
 

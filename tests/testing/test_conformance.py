@@ -14,8 +14,8 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from liveness.config.limit_settings import LimitSettings
 from liveness.core.cursors import CursorRow
+from liveness.core.limits import Limits
 from liveness.core.records import EVENTS
 from liveness.core.records import Record as Decided
 from liveness.testing import ScriptedSidecar, scripted_sidecar
@@ -169,7 +169,7 @@ def tight(sidecar: Scripted) -> Scripted:
     """One with few timers."""
     sidecar.kill()
     host = sidecar.script._host
-    host.config = replace(host.config, limits=LimitSettings(max_refused=MOST_REFUSED))
+    host.config = replace(host.config, limits=Limits(max_refused=MOST_REFUSED))
     return sidecar.start()
 
 

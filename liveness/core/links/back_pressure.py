@@ -6,11 +6,11 @@ then not at all. And a gateway with too many waiting timer commands is not read.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 from liveness.core.disk import Disk
 from liveness.core.effects import Effect, LogLine
+from liveness.core.limits import Limits
 from liveness.core.links.link_registry import LinkCounts, LinkRegistry
 from liveness.core.records import GATEWAY
 from liveness.core.sessions.clearance import GatewayState
@@ -26,15 +26,6 @@ FIRE_WHILE_THROTTLED: Final = 50
 REPEAT_REPORT_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskLimits:
-    """The most decisions of each kind that may wait for the disk."""
-
-    pause_firing: int  # decisions
-    pause_reading: int  # records
-    max_pending_commands: int  # of timers
-
-
 class BackPressure:
     """Compares the decisions that wait for the disk with their bounds, once a turn."""
 
@@ -45,7 +36,7 @@ class BackPressure:
         registry: LinkRegistry,
         *,
         counts: LinkCounts,
-        limits: DiskLimits,
+        limits: Limits,
     ) -> None:
         # As of the last `look`.
         self.firing_was_throttled = False
@@ -103,7 +94,7 @@ class BackPressure:
 
         Source: Choudhury & Hahne 1998, dynamic queue lengths in a shared memory.
         """
-        most = self._limits.max_pending_commands
+        most = self._limits.max_pending
         room = most - self._disk.commands_pending
         return max(room, most // (self._registry.linked(GATEWAY) + 1))
 
@@ -120,7 +111,7 @@ class BackPressure:
         """Choose gateways that are not read until more of their commands are durable."""
         by_gateway = self._disk.commands_by_gateway
         held_back = dict[str, GatewayState]()
-        if 2 * self._disk.commands_pending > self._limits.max_pending_commands:
+        if 2 * self._disk.commands_pending > self._limits.max_pending:
             share = self.commands_per_gateway
             for name, pending in by_gateway.items():
                 link = self._registry.named.get((GATEWAY, name))

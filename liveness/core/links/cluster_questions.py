@@ -16,6 +16,7 @@ from itertools import count
 from typing import Final, NamedTuple, TypeAlias
 
 from liveness.core.effects import AskCluster, Effect
+from liveness.core.limits import Limits
 from liveness.core.links.link import Link
 from liveness.core.records import Instant, Uid, identity
 from liveness.core.wire.frames import CLUSTER
@@ -47,15 +48,6 @@ class ClusterSession(NamedTuple):
     since: int  # Unix milliseconds by the cluster's clock; 0: not known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionLimits:
-    """How large an answer may be, and how many questions may be under way."""
-
-    max_rows: int
-    of_link: int
-    in_all: int
-
-
 @dataclass(slots=True, eq=False)
 class ClusterQuestion:
     """Which of these users are online on any host?
@@ -79,7 +71,7 @@ class PendingQuestions:
         answer: Callable[[ClusterQuestion, Instant], None],
         *,
         limits_met: Counter[str],
-        limits: QuestionLimits,
+        limits: Limits,
     ) -> None:
         self._effects = effects
         self._answer = answer
@@ -134,9 +126,9 @@ class PendingQuestions:
 
     def _limit_met_by(self, question: ClusterQuestion) -> str | None:
         of_link = self._of_link.get(question.link.number, ())
-        if len(of_link) >= self._limits.of_link:
+        if len(of_link) >= self._limits.max_link_questions:
             return "cluster.max_link_questions"
-        if question.found is None and len(self._asked) >= self._limits.in_all:
+        if question.found is None and len(self._asked) >= self._limits.max_questions:
             return "cluster.max_questions"
         return None
 

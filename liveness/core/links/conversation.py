@@ -9,9 +9,9 @@ After a fatal refusal the link is closed, and further bytes yield no requests.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from liveness.core.limits import Limits
 from liveness.core.records import (
     EVENT_NUMBER,
     GATEWAY,
@@ -61,21 +61,10 @@ _EVENTS: Final = frozenset({LOGIN, LOGOUT, KEEPALIVE, MESSAGE})
 _TIMERS: Final = frozenset({"after", "cancel", "done", "fail"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationLimits:
-    """Limits of one link."""
-
-    max_frame_bytes: int = 1_048_576
-    max_batch: int = 4_000
-    max_refused: int = 1_000
-
-
 class Conversation:
     """A gateway's or watcher's link, as a state machine without I/O."""
 
-    def __init__(
-        self, limits: ConversationLimits, reader: type[Reader] = Reader
-    ) -> None:
+    def __init__(self, limits: Limits, reader: type[Reader] = Reader) -> None:
         self.hello: Hello | None = None
         # The role and name in its hello, even a refused one.
         self.claimed: tuple[str, str] | None = None

@@ -7,7 +7,7 @@ from liveness.core.changes import Decisions
 from liveness.core.cursors import ReadPosition
 from liveness.core.disk import Disk
 from liveness.core.effects import Effect, SearchSkipped
-from liveness.core.links.conversation import ConversationLimits
+from liveness.core.limits import Limits
 from liveness.core.links.link import Link
 from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import GATEWAY, Subscription
@@ -23,20 +23,18 @@ class Terms:
         version: Of the sidecar.
         timeout: The default silence timeout, in seconds.
         flush: How long a gateway may collect keepalives, in seconds.
-        window: Records that may be unacknowledged on a link.
         device_separator: Separates a device from its user in a uid; "" if it is not set.
         run_timeout: How long a gateway has to answer an attempt of a timer, in seconds.
-        limits: Limits of the frames of a link.
+        limits: Those of links.
         host: The name of this host in the cluster; "" if there is none.
     """
 
     version: str
     timeout: float
     flush: float
-    window: int
     run_timeout: float
     device_separator: str
-    limits: ConversationLimits
+    limits: Limits
     host: str
 
 
@@ -123,7 +121,7 @@ class Handshake:
             "flush": own.flush,
             "max_batch": limits.max_batch,
             "max_frame": limits.max_frame_bytes,
-            "window": own.window,
+            "window": limits.window,
             "run_timeout": own.run_timeout,
         }
         if own.host:

@@ -2,13 +2,13 @@
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from dataclasses import replace as dataclass_replace
 from typing import Final, Protocol
 
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
 from liveness.core.effects import Close, Effect, LogLine, LogRefusal, WakeWriter
+from liveness.core.limits import Limits
 from liveness.core.links.link import Link, PartialFrames
 from liveness.core.links.link_troubles import LinkTroubles
 from liveness.core.links.outbox import LimitMet, Outbox, Reply, UnreadReplies
@@ -32,18 +32,6 @@ class LinkCounts(Protocol):
     notices_acked: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRegistryLimits:
-    """How many links there may be, and how long one may take to say hello."""
-
-    hello_s: float
-    max_links: int
-    max_handshakes: int
-    max_gateways: int
-    max_names: int
-    max_unfinished_bytes: int
-
-
 class LinkRegistry:
     """All links, from accept to close; `at_ms` is now, by the state's clock.
 
@@ -59,7 +47,7 @@ class LinkRegistry:
         unread: UnreadReplies,
         counts: LinkCounts,
         access: Access,
-        limits: LinkRegistryLimits,
+        limits: Limits,
     ) -> None:
         self.links: dict[int, Link] = {}  # by number
         self.named: dict[tuple[str, str], Link] = {}  # by role and name
@@ -301,7 +289,7 @@ class LinkRegistry:
         self.refuse(link, _overloaded(link, *excess))
 
     def end_unread(self, now: float, *, is_disk_short: bool) -> None:
-        """End links that have read nothing for too long, or while others need the room.
+        """End links that have read nothing for too long, or while others need the disk.
 
         For unread records it only notes the time: they wait in the log.
 
@@ -316,9 +304,6 @@ class LinkRegistry:
             excess = link.outbox.add_waiting(elapsed)
             if excess is not None:
                 self.overload(link, excess)
-        unread = self._unread
-        if unread.memory > unread.most_bytes:
-            self._shed(unread.most_bytes, lambda outbox: outbox.stalled_burden)
         if is_disk_short:
             self._overload_worst(
                 lambda outbox: outbox.stalled_spool,
@@ -332,19 +317,18 @@ class LinkRegistry:
 
     def shed_unread(self) -> None:
         """If all links leave twice the bound unread, end those that leave most."""
-        most_bytes = 2 * self._unread.most_bytes
-        if self._unread.memory > most_bytes:
-            self._shed(most_bytes, lambda outbox: outbox.burden)
-
-    def _shed(self, most_bytes: int, burden: Callable[[Outbox], float]) -> None:
+        most_bytes = 2 * self._limits.max_unread_bytes
+        if self._unread.memory <= most_bytes:
+            return
         excess = LimitMet(
             "limits.max_unread_bytes",
-            f"all links together leave more than {self._unread.most_bytes} bytes of "
-            "answers unread (limits.max_unread_bytes), and this link leaves most; read "
-            "while you write",
+            f"all links together leave more than {most_bytes} bytes of answers unread "
+            "(twice limits.max_unread_bytes), and this link leaves most; read while you "
+            "write",
         )
-        while self._unread.memory > most_bytes and self._overload_worst(burden, excess):
-            pass
+        while self._unread.memory > most_bytes:
+            if not self._overload_worst(lambda outbox: outbox.burden, excess):
+                return
 
     def _overload_worst(
         self, burden: Callable[[Outbox], float], excess: LimitMet

@@ -18,6 +18,7 @@ from liveness.core.cursors import (
     ReadPosition,
 )
 from liveness.core.disk import Disk
+from liveness.core.limits import Limits
 from liveness.core.records import GATEWAY
 from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import Ack, Hello
@@ -31,17 +32,6 @@ NOTICES_BYTES: Final = 2**17
 STALLED_S: Final = 30.0
 # Replies are joined only up to this size, as they are then in memory twice.
 JOINED_BYTES: Final = 65_536
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxLimits:
-    """How much one link may leave unread."""
-
-    window: int
-    max_replies: int
-    max_reply_bytes: int
-    unread_s: float
-    gateway_unread_s: float  # at least gateway_hold_s, the hold of its users
 
 
 class LimitMet(NamedTuple):
@@ -68,13 +58,12 @@ class ListReply(NamedTuple):
 
 @dataclass(slots=True)
 class UnreadReplies:
-    """The unread replies of all links, in memory.
+    """How many bytes of unread replies of all links are in memory.
 
-    Above `most_bytes`, the sidecar does not read links with unread replies, and ends those
-    that read nothing; above twice as much, it ends the links with the most at once.
+    Above `limits.max_unread_bytes`, the sidecar does not read links with unread replies;
+    above twice as many, it ends the links with the most.
     """
 
-    most_bytes: int
     memory: int = 0
 
 
@@ -83,7 +72,7 @@ class Outbox:
 
     def __init__(
         self,
-        limits: OutboxLimits,
+        limits: Limits,
         unread: UnreadReplies,
         disk: Disk,
         cursors: Cursors,
@@ -172,9 +161,9 @@ class Outbox:
     @property
     def is_full(self) -> bool:
         """Whether too many replies wait, for the disk or for the peer."""
-        unread = self._unread
         return self._has_most or (
-            self._reply_bytes > 0 and unread.memory > unread.most_bytes
+            self._reply_bytes > 0
+            and self._unread.memory > self._limits.max_unread_bytes
         )
 
     @property
@@ -209,7 +198,9 @@ class Outbox:
         """
         limits, hello = self._limits, self._hello
         is_gateway = hello is not None and hello.role == GATEWAY
-        most_s = limits.gateway_unread_s if is_gateway else limits.unread_s
+        # The users of a gateway may be held for longer.
+        hold_s = limits.gateway_hold_s if is_gateway else 0.0
+        most_s = max(limits.unread_s, hold_s)
         # While the log cannot be written, everything waits, and no link ends for that.
         if self._list_limit is not None and self._disk.failure is None:
             self._list_waited_s += elapsed
@@ -235,13 +226,8 @@ class Outbox:
         return self._reply_bytes * (1 + self._stalled_s)
 
     @property
-    def stalled_burden(self) -> float:
-        """`burden`; 0 if the socket has taken bytes since the last `add_waiting`."""
-        return self.burden if self._stalled_s else 0.0
-
-    @property
     def stalled_spool(self) -> float:
-        """Like `stalled_burden`, for bytes on disk."""
+        """Unread bytes on disk, weighted alike; 0 if the socket takes bytes."""
         return self._spooled * self._stalled_s
 
     # --- queueing -------------------------------------------------------------

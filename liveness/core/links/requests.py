@@ -9,10 +9,10 @@ from typing import Final, NamedTuple, assert_never
 
 from liveness.core.disk import Disk
 from liveness.core.effects import Deliver, Effect, LogLine, ReadFirst, WakeWriter
+from liveness.core.limits import Limits
 from liveness.core.links.cluster_questions import (
     ClusterQuestion,
     PendingQuestions,
-    QuestionLimits,
     cluster_answer,
 )
 from liveness.core.links.handshake import Handshake
@@ -78,7 +78,7 @@ class Requests:
         disk: Disk,
         counts: LinkCounts,
         host: str,
-        limits: QuestionLimits,
+        limits: Limits,
     ) -> None:
         self._effects = effects
         self._presence = presence
@@ -89,7 +89,7 @@ class Requests:
         self._handshake = handshake
         self._disk = disk
         self._counts = counts
-        self._max_where_rows = limits.max_rows
+        self._max_where_rows = limits.max_where_rows
         self._host = host  # its name in the cluster; "" if there is none
         self.cluster_questions = PendingQuestions(
             effects,

@@ -9,13 +9,13 @@ from typing import Final
 
 import trio
 
-from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import (
     Config,
     SocketSettings,
     StateSettings,
     TimerSettings,
 )
+from liveness.core.limits import Limits
 from liveness.core.records import GATEWAY, OFFLINE, SILENCE, Record
 from liveness.core.wire.framing import encode
 from liveness.errors import Code
@@ -49,7 +49,7 @@ class StagedSidecar(ScriptedSidecar):
             flush_s=FLUSH_S,
             socket=SocketSettings(path=path),
             state=StateSettings(dir=path.parent),
-            limits=LimitSettings(window=WINDOW),
+            limits=Limits(window=WINDOW),
             timers=TimerSettings(max_live=MAX_TIMERS),
         )
         super().__init__(config, within=SOON_S)
@@ -165,9 +165,7 @@ class StagedSidecar(ScriptedSidecar):
     def limit(self, **limits: int) -> None:
         """Use these limits from the next `start` on; the others have their usual values."""
         config = self._host.config
-        self._host.config = replace(
-            config, limits=LimitSettings(window=WINDOW, **limits)
-        )
+        self._host.config = replace(config, limits=Limits(window=WINDOW, **limits))
 
     def lose_end(self, records: int) -> None:
         self._host.disk.lose_end(records)

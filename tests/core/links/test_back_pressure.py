@@ -2,7 +2,6 @@
 
 import pytest
 
-from liveness.config.settings import TimerSettings
 from liveness.core.effects import LogLine
 from liveness.core.links.back_pressure import (
     FIRE_PER_TURN,
@@ -19,7 +18,7 @@ ENDS, RECORDS, COMMANDS = 100, 1_000, 90
 def shell() -> Shell:
     """Two gateways, g and h."""
     made = Shell(
-        timers=TimerSettings(max_pending=COMMANDS),
+        max_pending=COMMANDS,
         pause_firing=ENDS,
         pause_reading=RECORDS,
     )

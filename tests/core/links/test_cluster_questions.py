@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.config.cluster import ClusterSettings
 from liveness.core.access import Allowed, Peer
 from liveness.core.effects import AskCluster
 from liveness.core.links.cluster_questions import ClusterSession, Partial
@@ -15,7 +14,7 @@ from tests.core.server_shell import Shell
 
 ANYWHERE: Final = {"cluster": True}
 THERE: Final = ClusterSession("u", "g", 7, "b", 1_000)
-FEW: Final = ClusterSettings(max_link_questions=2, max_questions=3)
+FEW: Final = {"max_link_questions": 2, "max_questions": 3}
 
 
 class Cluster(Shell):
@@ -107,7 +106,7 @@ def test_without_the_cluster_an_answer_has_the_sessions_here_and_says_why(
 
 
 def test_a_link_with_too_many_questions_gets_its_answers_at_once() -> None:
-    cluster = Cluster(cluster=FEW)
+    cluster = Cluster(**FEW)
     link = cluster.gateway()
     asked = cluster.asks(link, "u", "v", "w")
     assert [question.uids for question in asked] == [("u",), ("v",)]
@@ -118,7 +117,7 @@ def test_a_link_with_too_many_questions_gets_its_answers_at_once() -> None:
 
 
 def test_questions_that_were_given_up_count_until_the_cluster_answers() -> None:
-    cluster = Cluster(cluster=FEW)
+    cluster = Cluster(**FEW)
     links = [cluster.gateway(name) for name in ("g", "h")]
     asked = cluster.asks(links[0], "u", "v", "w")  # the third had both given up
     asked += cluster.asks(links[1], "u")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from liveness.core.limits import Limits
 from liveness.core.links.conversation import (
     REFUSED_WINDOW_S,
     Conversation,
-    ConversationLimits,
 )
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.framing import encode
@@ -31,7 +31,7 @@ HELLO = ["hello", {"protocol": 1, "name": "gateway-1"}]
 
 
 def link_of(hello: object = HELLO, **limits: int) -> Conversation:
-    link = Conversation(ConversationLimits(**limits))
+    link = Conversation(Limits(**limits))
     (answer,) = link.receive(encode(hello), 0.0)
     assert isinstance(answer, Hello)
     return link
@@ -62,7 +62,7 @@ def kinds(answers: list[Request]) -> list[type]:
 
 
 def test_a_link_is_introduced_only_by_a_good_hello() -> None:
-    link = Conversation(ConversationLimits())
+    link = Conversation(Limits())
     assert codes(asked(link, ["hello", {"protocol": 1}])) == [("bad-hello", True, 1)]
     assert link.hello is None
 
@@ -108,7 +108,7 @@ def test_a_broken_frame_has_the_number_it_would_have_had() -> None:
 
 
 def test_an_error_that_no_frame_caused_has_the_number_of_frames_taken() -> None:
-    assert Conversation(ConversationLimits()).close(Code.TOO_SLOW, "").n == 0
+    assert Conversation(Limits()).close(Code.TOO_SLOW, "").n == 0
     link = link_of()
     asked(link, ["list"], ["list"])
     assert link.close(Code.REPLACED, "").n == 3
@@ -285,7 +285,7 @@ def test_a_watcher_is_told_which_frames_it_may_not_send(name: str, what: str) ->
 
 @pytest.mark.parametrize("closing", [Hello, ActivityBatch, Login])
 def test_a_link_closed_for_a_request_gives_nothing_behind_it(closing: type) -> None:
-    link = Conversation(ConversationLimits())
+    link = Conversation(Limits())
     everything = [
         HELLO,
         ["keepalive", "a"],

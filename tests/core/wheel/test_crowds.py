@@ -13,7 +13,8 @@ from typing import Final
 
 import pytest
 
-from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.limits import Limits
+from liveness.core.links.conversation import Conversation
 from liveness.core.records import Uid
 from liveness.core.wheel.devices import user_of
 from liveness.core.wheel.table import Entry
@@ -73,7 +74,7 @@ class Crowds:
         self.now = 0.0
         self.users = self.operations = 0
         reader: type[Reader] = READERS[-1].Reader
-        self.link = Conversation(ConversationLimits(), reader)
+        self.link = Conversation(Limits(), reader)
         hello = ["hello", {"protocol": 1, "name": "g"}]
         list(self.link.receive(encode(hello), 0.0))
 

@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.limits import Limits
+from liveness.core.links.conversation import Conversation
 from liveness.core.records import GATEWAY_LOST, SILENCE, Instant, Uid
 from liveness.core.wheel.devices import user_of
 from liveness.core.wheel.record_batch import Endings, Logins, RecordBatch
@@ -71,7 +72,7 @@ class Pair:
         self.reference = Wheel(**given, separator=separator)  # type: ignore[arg-type]
         self.compiled: Wheel = _wheel.Wheel(**given, separator=separator)
         self.separator = separator
-        self.link = Conversation(ConversationLimits(), _wire.Reader)
+        self.link = Conversation(Limits(), _wire.Reader)
         list(self.link.receive(encode(HELLO), 0.0))
         self.now = now
         self.gateways = 0
@@ -368,7 +369,7 @@ def test_a_touch_changes_every_kind_of_entry_as_the_reference_does() -> None:
 # --- the readers -----------------------------------------------------------------------
 
 # A frame has room for the longest payload of a timer, and for one that is too long.
-LIMITS: Final = ConversationLimits(max_frame_bytes=4_500, max_batch=5, max_refused=6)
+LIMITS: Final = Limits(max_frame_bytes=4_500, max_batch=5, max_refused=6)
 
 
 class Raw(bytes):

@@ -12,10 +12,10 @@ from referencing import Registry, Resource
 
 from liveness.core import records
 from liveness.core.changes import Decisions
+from liveness.core.limits import Limits
 from liveness.core.links.conversation import (
     REFUSED_WINDOW_S,
     Conversation,
-    ConversationLimits,
 )
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
@@ -51,7 +51,7 @@ VECTORS: Final[list[dict[str, Any]]] = [
 ]
 TO_SIDECAR: Final = [case for case in VECTORS if case["direction"] == "to-sidecar"]
 FROM_SIDECAR: Final = [case for case in VECTORS if case["direction"] == "from-sidecar"]
-LIMITS: Final = ConversationLimits()
+LIMITS: Final = Limits()
 NEXT: Final = 1_000
 BEFORE: Final[dict[str, list[object]]] = {
     "hello": [],

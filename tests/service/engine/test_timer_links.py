@@ -16,7 +16,7 @@ from liveness.service.storage.log_store import LogRows
 from tests.helpers import disk
 from tests.service.rig import Caller, Rig, slowed
 
-FEW = TimerSettings(max_pending=1_000)
+FEW = 1_000
 ONE_RETRY = TimerSettings(retries="1")
 PAYLOAD = "p" * 4_096  # so that a hundred do not find room in pages there are already
 HUNDRED = [["after", f"k{n}", 100, {"payload": PAYLOAD}] for n in range(100)]
@@ -71,7 +71,7 @@ async def test_other_links_go_on_while_timers_cannot_be_written(rig: Rig) -> Non
         pytest.param(
             "disk_full", marks=pytest.mark.rig(pause_firing=500, pause_reading=1_000)
         ),
-        pytest.param("no_room_for_timers", marks=pytest.mark.rig(timers=FEW)),
+        pytest.param("no_room_for_timers", marks=pytest.mark.rig(max_pending=FEW)),
     ],
 )
 async def test_an_attempt_is_not_over_while_its_link_is_not_read(
@@ -246,7 +246,7 @@ async def asks_without_end(rig: Rig) -> Caller:
     return greedy
 
 
-@pytest.mark.rig(timers=FEW)
+@pytest.mark.rig(max_pending=FEW)
 async def test_a_gateway_with_too_many_timers_holds_up_no_other(rig: Rig) -> None:
     other = await rig.gateway("other")
     await other.send(["after", "once", 1], ["after", "later", 50])
@@ -275,7 +275,7 @@ async def test_a_gateway_with_too_many_timers_holds_up_no_other(rig: Rig) -> Non
         assert rig.log_writer.timers.pending <= pending + 5 + 1
 
 
-@pytest.mark.rig(timers=FEW, gateway_hold_s=60)
+@pytest.mark.rig(max_pending=FEW, gateway_hold_s=60)
 async def test_users_behind_too_many_timers_wait_for_the_hold(rig: Rig) -> None:
     with rig.no_room_for_timers():
         greedy = await asks_without_end(rig)
@@ -286,7 +286,7 @@ async def test_users_behind_too_many_timers_wait_for_the_hold(rig: Rig) -> None:
     assert 90 <= offline["silence"] <= 90.2
 
 
-@pytest.mark.rig(timers=FEW)
+@pytest.mark.rig(max_pending=FEW)
 async def test_short_pauses_in_reading_a_link_renew_no_user(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

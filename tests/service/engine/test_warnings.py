@@ -5,7 +5,6 @@ from typing import Any, Final
 import pytest
 import trio
 
-from liveness.config.settings import TimerSettings
 from liveness.core.links.outbox import STALLED_S
 from tests.service.rig import Caller, Rig
 
@@ -140,7 +139,7 @@ async def test_a_watcher_that_does_not_read_its_link_is_named(
     assert len(stalls(said)) == 1
 
 
-@pytest.mark.rig(window=10, timers=TimerSettings(max_pending=1_000))
+@pytest.mark.rig(window=10, max_pending=1_000)
 async def test_a_gateway_that_the_sidecar_does_not_read_is_not_named(
     rig: Rig, said: Lines
 ) -> None:

@@ -155,7 +155,7 @@ def _encoded_bytes() -> int:
     return sum(len(it.maps) for it in gc.get_objects() if isinstance(it, Encoded))
 
 
-async def test_over_the_bound_links_that_do_not_read_end(tmp_path: Path) -> None:
+async def test_over_the_bound_the_links_that_leave_most_end(tmp_path: Path) -> None:
     async with running(tmp_path, max_unread_bytes=MIB) as rig:
         reads = await rig.watcher("reads")
         little = await rig.watcher("little")
@@ -170,10 +170,10 @@ async def test_over_the_bound_links_that_do_not_read_end(tmp_path: Path) -> None
                 assert await reads.expect("pong") == [LARGE]
                 assert in_memory(rig) <= 2 * MIB + PINGS * len(LARGE)
             nursery.cancel_scope.cancel()
-        assert 0 < in_memory(rig) <= MIB
+        assert 0 < in_memory(rig) <= 2 * MIB
         ended = met(rig)["limits.max_unread_bytes"]
         assert met(rig) == {"limits.max_unread_bytes": ended}
-        assert 3 <= ended < 8  # no more than had to
+        assert 1 <= ended < 8  # no more than had to
         assert is_linked(rig, "reads")
         assert is_linked(rig, "little")  # it leaves less than others
 
