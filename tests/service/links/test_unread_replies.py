@@ -155,7 +155,7 @@ def _encoded_bytes() -> int:
     return sum(len(it.maps) for it in gc.get_objects() if isinstance(it, Encoded))
 
 
-async def test_over_the_bound_the_links_that_leave_most_end(tmp_path: Path) -> None:
+async def test_over_the_bound_links_that_do_not_read_end(tmp_path: Path) -> None:
     async with running(tmp_path, max_unread_bytes=MIB) as rig:
         reads = await rig.watcher("reads")
         little = await rig.watcher("little")
