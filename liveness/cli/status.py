@@ -18,8 +18,8 @@ from liveness.console.admin_client import (
 )
 from liveness.core.cursors import UNACKNOWLEDGED
 from liveness.core.links.link_troubles import REFUSED, REPLACED
+from liveness.core.sessions.cadence import TIMES, is_short
 from liveness.core.timer_states import FAILED, FIRED, PENDING
-from liveness.core.wheel.intervals import TIMES, is_short
 from liveness.metrics.collector import OTHER
 from liveness.text import duration, escaped
 

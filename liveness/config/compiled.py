@@ -19,7 +19,6 @@ PURE_WHEEL: Final = "LIVENESS_PURE_WHEEL"
 
 _COMPILED: Final = (
     "liveness.core.wheel._table",
-    "liveness.core.wheel._devices",
     "liveness.core.wheel._restart",
     "liveness.core.wheel._record_columns",
     "liveness.core.wheel._wheel_layers",

@@ -210,8 +210,8 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
         "g57 57, and 57 more\n",
     ),
     "timeouts that are too short, and no others": (
-        gateways({"fine": 15, "a\x1b": 15.5, "b": 20}),
-        r"cadence       a\x1b users send every 15.5 s, timeout 30 s; "
+        gateways({"fine": 16, "a\x1b": 17.5, "b": 20}),
+        r"cadence       a\x1b users send every 17.5 s, timeout 30 s; "
         "b users send every 20.0 s, timeout 30 s\n",
     ),
     "some of many short timeouts": (

@@ -2,15 +2,16 @@
 
 from collections import deque
 from collections.abc import Iterable
+from math import ceil
 from typing import Final
 
 from liveness.core.cursors import NOT_READING, UNACKNOWLEDGED
 from liveness.core.effects import Effect, LogLine
 from liveness.core.links.link import Link
+from liveness.core.sessions.cadence import TIMES
 from liveness.core.sessions.clearance import MISSES, GatewayState
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.storm_guard import Guard, StormBegun
-from liveness.core.wheel.intervals import TIMES
 
 # How often it checks conditions that change over seconds and minutes.
 CHECK_EVERY_S: Final = 2.0
@@ -109,7 +110,7 @@ class OperatorWarnings:
                 gateway=gateway.name,
                 timeout_s=timeout,
                 interval_s=round(interval, 3),
-                todo=f"raise the timeout to {TIMES * interval:g} s or more, or have its "
+                todo=f"raise the timeout to {ceil(TIMES * interval)} s or more, or have its "
                 f"users send something every {timeout / TIMES:g} s",
             )
 

@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from liveness.core.wheel.intervals import Cadence
+from liveness.core.sessions.cadence import Cadence
 
 NEVER: Final = float("-inf")
 

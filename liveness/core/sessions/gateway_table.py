@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from liveness.core.sessions.cadence import Cadence
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.wheel.wheel import Wheel
 
@@ -34,7 +35,12 @@ class GatewayTable:
         if known is None:
             number = self._free.pop() if self._free else self._wheel.add_gateway()
             known = GatewayState(
-                name, number, self._reconnect_grace, in_force=self.timeout
+                name,
+                number,
+                self._reconnect_grace,
+                in_force=self.timeout,
+                # Not those of an earlier gateway with this number.
+                cadence=Cadence(self._wheel.silences(number)),
             )
             self.by_name[name] = known
             self.by_number[number : number + 1] = [known]
@@ -45,7 +51,6 @@ class GatewayTable:
         assert not gateway.users
         assert not gateway.is_linked
         del self.by_name[gateway.name]
-        self._wheel.forget_silences(gateway.number)
         self._free.append(gateway.number)
 
     # --- timeouts -------------------------------------------------------------
@@ -99,16 +104,15 @@ class GatewayTable:
         Returns:
             Those whose timeout has just become too short for that.
         """
-        wheel, too_short = self._wheel, list[GatewayState]()
+        wheel = self._wheel
         first = self._next_cadence if self._next_cadence < len(self.by_number) else 0
         self._next_cadence = first + CADENCES_PER_LOOK
-        for gateway in self.by_number[first : self._next_cadence]:
-            number = gateway.number
-            begins, is_over = gateway.cadence.look(
-                wheel.median_silence(number), timeout=wheel.timeout_of(number), now=now
+        return [
+            gateway
+            for gateway in self.by_number[first : self._next_cadence]
+            if gateway.cadence.look(
+                wheel.silences(gateway.number),
+                timeout=wheel.timeout_of(gateway.number),
+                now=now,
             )
-            if begins:
-                too_short.append(gateway)
-            if is_over:
-                wheel.halve_silences(number)
-        return too_short
+        ]

@@ -2,7 +2,6 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from liveness.core.wheel._devices cimport Devices
 from liveness.core.wheel._table cimport Table, User
 from liveness.core.wheel._wheel_layers cimport Layers, Queue
 
@@ -14,7 +13,7 @@ cdef class TimingWheel:
     cdef readonly int slots
     cdef readonly double bucket_s
     cdef Table table
-    cdef Devices devices  # None without a separator
+    cdef object devices  # None without a separator
     cdef Layers layers
     # Gateways by number; each has two lists of due users.
     cdef int32_t gateways, gateway_room

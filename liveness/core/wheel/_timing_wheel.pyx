@@ -9,11 +9,11 @@ from cpython.mem cimport PyMem_Free
 from libc.math cimport INFINITY
 from libc.stdint cimport int32_t, int64_t
 
-from liveness.core.wheel._devices cimport Devices
 from liveness.core.wheel._restart cimport clocks_of
 from liveness.core.wheel._table cimport NONE, List, Table, User, fetch, more_room, resize
 from liveness.core.wheel._wheel_layers cimport Layers, Queue
 from liveness.core.wire._wire cimport NO_CONN
+from liveness.core.wheel.devices import Devices
 from liveness.core.wheel.table import NOT_COUNTED, RENEWED
 from liveness.core.wheel.timing_wheel import (
     BUCKET_S, HORIZON_S, MAX_BUCKETS_PER_SLOT, Slot,
@@ -91,19 +91,14 @@ cdef class TimingWheel:
             return None
         if self.devices is None:
             return table.entry(place, NOT_COUNTED)
-        devices = self.devices.shown(table, place, self.devices.count(table, place))
-        return table.entry(place, devices)
+        return table.entry(place, self.devices.count(uid))
 
     def devices_of(self, user, int64_t limit):
-        """Return the uids of a user's devices; see `timing_wheel.TimingWheel.devices_of`."""
-        return [] if self.devices is None else self.devices.of(self.table, user, limit)
+        return [] if self.devices is None else self.devices.of(user, limit)
 
     @property
     def users(self):
-        """How many users have a device online; see `timing_wheel.TimingWheel.users`."""
-        if self.devices is None:
-            return self.table.count
-        return self.devices.names
+        return self.table.count if self.devices is None else len(self.devices)
 
     def put(self, entry):
         """Add an entry as it is; its user has none."""
@@ -112,7 +107,7 @@ cdef class TimingWheel:
             user.seen, event, flags = entry
         user.gateway, user.event, user.flags = self.checked(gateway), event, flags
         user.conn = NO_CONN if conn is None else conn
-        self.add(uid, &user)
+        return self.add(uid, &user)
 
     def close(self, uid):
         """End the session of *uid*, which has one; return its entry."""
@@ -128,8 +123,6 @@ cdef class TimingWheel:
         for layer in range(self.layers.layers):
             steps = self.cascade(&self.layers.cascading[layer], steps)
         resize(&self.table.places, self.table.count, STRIDE)
-        if self.devices is not None:
-            resize(&self.devices.places, self.devices.names, STRIDE)
 
     def next_due(self):
         """The attended moment at which `advance` will next have something to do."""
@@ -239,40 +232,23 @@ cdef class TimingWheel:
 
     cdef object add(self, object uid, User *user):
         """Add a user with this uid, to the list that it belongs in; see `open`."""
-        cdef int32_t place = self.insert(uid, user)
-        if self.devices is None:
-            return NOT_COUNTED
-        return self.devices.shown(
-            self.table, place, self.devices.add(self.table, place)
-        )
+        self.insert(uid, user)
+        return NOT_COUNTED if self.devices is None else self.devices.add(uid)
 
     cdef int32_t insert(self, object uid, User *user) except -1:
-        """Add a user to table and list; its device is prepared, and not added yet."""
+        """Add a user to table and list, without its device."""
         cdef Table table = self.table
-        cdef int32_t target = self.current_list(user), place
-        if self.devices is not None:
-            self.devices.prepare(uid, table.count)
-        place = table.add(uid, user)
+        cdef int32_t target = self.current_list(user), place = table.add(uid, user)
         table.append(place, table.user(place), target)
-        return place
+        return 0
 
     cdef object remove(self, int32_t place):
         """Remove the user at a place; return its entry."""
-        cdef Table table = self.table
-        cdef int32_t left
-        if self.devices is None:
-            entry = table.entry(place, NOT_COUNTED)
-            table.remove(place)
-            return entry
-        left = self.devices.remove(table, place)
-        try:
-            entry = table.entry(place, self.devices.shown(table, place, left))
-        except MemoryError:
-            self.devices.add(table, place)
-            raise
-        self.devices.prepare_move(table)
-        table.remove(place)
-        self.devices.moved(table, table.count, place)
+        left = NOT_COUNTED
+        if self.devices is not None:
+            left = self.devices.remove(self.table.uid_at(place))
+        entry = self.table.entry(place, left)
+        self.table.remove(place)
         return entry
 
     cdef int64_t cascade(self, Queue *queue, int64_t steps) except -1:

@@ -12,8 +12,7 @@ functions of the table, since gcc drops a function that only prefetches.
 cimport cython
 from cpython.mem cimport PyMem_Free
 from libc.math cimport NAN, rint
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from liveness.core.wheel._table cimport (
     NONE, Index, List, Table, User, fetch, hash_of, home, is_of, more_room, sign_of,
@@ -27,51 +26,36 @@ from liveness.core.wheel._timing_wheel cimport AGAIN, TimingWheel
 from liveness.core.wire._wire cimport (
     NO_CONN, NOBODY, PackedActivity, Sign, packed, set_key,
 )
-from liveness.core.wheel import intervals
 from liveness.core.records import EVENTS, SILENCE
 from liveness.core.wheel.record_batch import Ended
 from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT
+from liveness.core.wheel import wheel
 from liveness.core.wheel.wheel import (
-    BAD_UID, EARLY_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN,
+    BAD_UID, EARLY_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Silences,
 )
 
 cdef enum:
     BLOCK = 32  # events that are prefetched at a time
     OWN = 1
     EXACT = 4
-    BUCKETS = 704  # of silences; see `intervals`
     SAMPLED = 8
-    STEP_BITS = 5
-    LOWEST = (1023 - 5) << STEP_BITS  # the top bits of the shortest silence's double
 
 assert OWN == OWN_TIMEOUT and EXACT == EXACT_START
-assert BUCKETS == intervals.BUCKETS and 1 << STEP_BITS == intervals.STEPS
-assert SAMPLED == intervals.SAMPLED
-assert LOWEST == (1023 + intervals.LOWEST_EXPONENT) << STEP_BITS
+assert SAMPLED == wheel.SAMPLED
 assert len(EVENTS) == 5
 cdef double ROUNDING = EARLY_S
 cdef int WHY_UNKNOWN = UNKNOWN, WHY_BAD_UID = BAD_UID
 cdef int WHY_OTHER_GATEWAY = OTHER_GATEWAY, WHY_OTHER_CONN = OTHER_CONN
 
 
+cdef struct Habits:
+    double timeout
+    double seconds, squares  # sums over the silences of its users
+
+
 cdef inline int64_t earlier_ms(int64_t now_ms, double mono, double moment) noexcept nogil:
     """As `records.Instant.unix_ms` and `records.Instant.state_ms_of`."""
     return now_ms - <int64_t> rint((mono - moment) * 1000)
-
-
-cdef inline int bucket_of(double silence) noexcept nogil:
-    """The exponent and the top bits of the fraction, counted from the lowest bucket."""
-    cdef int64_t bits
-    memcpy(&bits, &silence, sizeof(bits))
-    bits = (bits >> (52 - STEP_BITS)) - LOWEST
-    return <int> max(0, min(bits, BUCKETS - 1))
-
-
-cdef inline double edge(int bucket) noexcept nogil:
-    cdef int64_t bits = (<int64_t> bucket + LOWEST) << (52 - STEP_BITS)
-    cdef double shortest
-    memcpy(&shortest, &bits, sizeof(bits))
-    return shortest
 
 
 @cython.no_gc  # nor have the objects of its base
@@ -80,11 +64,9 @@ cdef class Wheel(TimingWheel):
 
     steps = 50_000
 
-    # Gateways by number.
-    cdef int32_t timeout_room
+    cdef Habits *habits  # of gateways, by number
+    cdef int32_t habit_room
     cdef double default_timeout
-    cdef double *timeouts
-    cdef uint64_t *silences  # counts: BUCKETS of each gateway
 
     def __cinit__(
         self, *, double timeout, int slots, double now=0.0, str separator=""
@@ -92,45 +74,40 @@ cdef class Wheel(TimingWheel):
         self.default_timeout = timeout
 
     def __dealloc__(self):
-        PyMem_Free(self.timeouts)
-        PyMem_Free(self.silences)
+        PyMem_Free(self.habits)
 
     # --- sessions -------------------------------------------------------------
 
     def add_gateway(self):
-        """Make room for one more gateway; return its number, from 0."""
-        cdef int32_t room = max(16, 2 * self.timeout_room), number
-        if self.gateways == self.timeout_room:
-            self.timeouts = <double *> more_room(self.timeouts, room, sizeof(double))
-            self.silences = <uint64_t *> more_room(
-                self.silences, room, BUCKETS * sizeof(uint64_t)
-            )
-            self.timeout_room = room
+        cdef int32_t room = max(16, 2 * self.habit_room), number
+        if self.gateways == self.habit_room:
+            self.habits = <Habits *> more_room(self.habits, room, sizeof(Habits))
+            self.habit_room = room
         number = TimingWheel.add_gateway(self)
-        self.timeouts[number] = self.default_timeout
-        self.forget_silences(number)
+        self.habits[number] = Habits(self.default_timeout, 0, 0)
         return number
 
     def set_timeout(self, int32_t gateway, double timeout):
-        """Set the silence timeout of *gateway*'s users, from each one's next event."""
-        self.timeouts[self.checked(gateway)] = timeout
+        self.habits[self.checked(gateway)].timeout = timeout
 
     def timeout_of(self, int32_t gateway):
-        """The silence timeout of *gateway*'s users."""
-        return self.timeouts[self.checked(gateway)]
+        return self.habits[self.checked(gateway)].timeout
+
+    def silences(self, int32_t gateway):
+        cdef Habits *habits = &self.habits[self.checked(gateway)]
+        return Silences(habits.seconds, habits.squares)
 
     def touch(self, int32_t gateway, activity, *, double now, double mono):
         """Give users that sent an event a whole timeout; see `wheel.Wheel.touch`."""
         cdef PackedActivity batch = packed(activity)
-        cdef double timeout = self.timeouts[self.checked(gateway)]
-        cdef int32_t target = self.layers.list_for(now + timeout)
-        cdef uint64_t *silences = self.silences_of(gateway)
+        cdef Habits *habits = &self.habits[self.checked(gateway)]
+        cdef int32_t target = self.layers.list_for(now + habits.timeout)
         cdef Py_ssize_t start
         left = []
         for start in range(0, batch.length, BLOCK):
             self.touch_block(
-                gateway, batch.items, start, min(batch.length, start + BLOCK), timeout,
-                target, now, mono, silences, left,
+                gateway, batch.items, start, min(batch.length, start + BLOCK), habits,
+                target, now, mono, left,
             )
         return left
 
@@ -142,7 +119,7 @@ cdef class Wheel(TimingWheel):
         cdef double whole
         cdef User user
         if timeout is None:
-            whole, user.flags = self.timeouts[self.checked(gateway)], 0
+            whole, user.flags = self.habits[self.checked(gateway)].timeout, 0
         else:
             whole, user.flags = timeout, OWN
         if exact:
@@ -162,7 +139,7 @@ cdef class Wheel(TimingWheel):
         cdef Sign sign
         cdef User user
         cdef Item *item
-        cdef int32_t name = batch.number_of(logins.name), place
+        cdef int32_t name = batch.number_of(logins.name)
         cdef int32_t reason = batch.number_of(EVENTS[logins.event])
         cdef double now = at.now, mono = at.mono, start = logins.start, own, whole
         cdef int64_t wall_ms = at.wall_ms, state_ms = at.state_ms
@@ -171,7 +148,7 @@ cdef class Wheel(TimingWheel):
         uids, conns, begun = logins.uids, logins.conns, logins.begun
         user.gateway, user.event = self.checked(logins.gateway), logins.event
         own = logins.timeout if has_own else NAN
-        whole = own if has_own else self.timeouts[user.gateway]
+        whole = own if has_own else self.habits[user.gateway].timeout
         limit = min(limit, stop)
         while number < limit:
             uid, conn, began = uids[first + number], conns[first + number], begun[first + number]
@@ -187,7 +164,7 @@ cdef class Wheel(TimingWheel):
                 user.conn = NO_CONN if conn is None else conn
                 user.start = start if began is None else began
                 user.seen, user.timeout, user.deadline = mono, whole, now + whole
-                place = self.insert(uid, &user)
+                self.insert(uid, &user)
             except BaseException:
                 batch.remove_last()
                 raise
@@ -198,8 +175,7 @@ cdef class Wheel(TimingWheel):
             item.start_ms = earlier_ms(state_ms, mono, user.start)
             item.timeout = own
             if self.devices is not None:
-                item.devices = self.devices.add(table, place)
-                item.user_size = self.devices.size_of_user(table, place)
+                item.user_size, item.devices = self.devices.add(uid)
             number += 1
         return number
 
@@ -236,34 +212,6 @@ cdef class Wheel(TimingWheel):
             user.flags |= EXACT
             user.start = start
 
-    # --- how often users send events --------------------------------------------
-
-    def median_silence(self, int32_t gateway):
-        """Return the median silence of *gateway*'s users; see `wheel.Wheel.median_silence`."""
-        cdef uint64_t *counts = self.silences_of(gateway)
-        cdef uint64_t silences = 0
-        cdef double half = 0, weight = 0
-        cdef int bucket
-        for bucket in range(BUCKETS):
-            half += edge(bucket) * counts[bucket] / 2
-        for bucket in range(BUCKETS - 1, -1, -1):
-            silences += counts[bucket]
-            weight += edge(bucket) * counts[bucket]
-            if silences and weight >= half:
-                return silences, edge(bucket)
-        return 0, 0.0
-
-    def halve_silences(self, int32_t gateway):
-        """Let the silences of *gateway*'s users so far count half."""
-        cdef uint64_t *counts = self.silences_of(gateway)
-        cdef int bucket
-        for bucket in range(BUCKETS):
-            counts[bucket] >>= 1
-
-    def forget_silences(self, int32_t gateway):
-        """Forget the silences of *gateway*'s users."""
-        memset(self.silences_of(gateway), 0, BUCKETS * sizeof(uint64_t))
-
     def end(self, RecordBatch batch not None, endings, *, int64_t seq, at):
         """End sessions of due users, and record their offlines; see `wheel.Wheel.end`."""
         cdef Table table = self.table
@@ -271,7 +219,7 @@ cdef class Wheel(TimingWheel):
         cdef User *user
         cdef Item *item
         cdef Sign sign
-        cdef int32_t place, left
+        cdef int32_t place
         cdef int32_t name = batch.number_of(endings.name)
         cdef int32_t reason = batch.number_of(endings.reason)
         cdef int32_t[5] events
@@ -304,28 +252,17 @@ cdef class Wheel(TimingWheel):
             early += mono - user.seen < user.timeout - ROUNDING
             counted += user.deadline > counted_above
             batch.close(user.session)
-            if self.devices is None:
-                table.remove(place)
-            else:
-                item.user_size = self.devices.size_of_user(table, place)
-                item.devices = self.devices.remove(table, place)
-                self.devices.prepare_move(table)
-                table.remove(place)
-                self.devices.moved(table, table.count, place)
+            if self.devices is not None:
+                item.user_size, item.devices = self.devices.remove(table.uid_at(place))
+            table.remove(place)
             number += 1
         return Ended(number, early, counted)
-
-    # --- within ---------------------------------------------------------------
-
-    cdef uint64_t *silences_of(self, int64_t gateway) except NULL:
-        return self.silences + self.checked(gateway) * <int64_t> BUCKETS
 
     # --- a batch --------------------------------------------------------------
 
     cdef int touch_block(
         self, int32_t gateway, const Sign *signs, Py_ssize_t start, Py_ssize_t stop,
-        double timeout, int32_t target, double now, double mono,
-        uint64_t *silences, list left,
+        Habits *habits, int32_t target, double now, double mono, list left,
     ) except -1:
         cdef uint32_t[BLOCK] hashes
         cdef int32_t[BLOCK] places
@@ -365,8 +302,8 @@ cdef class Wheel(TimingWheel):
                     fetch(table.user(user.next))
         for at in range(start, stop):
             why = self.touch_one(
-                table, gateway, signs + at, places[at - start], timeout, target, now,
-                mono, NULL if at % SAMPLED else silences,
+                table, gateway, signs + at, places[at - start], habits, target, now,
+                mono, at % SAMPLED == 0,
             )
             if why:
                 left.append((at, why))
@@ -374,10 +311,11 @@ cdef class Wheel(TimingWheel):
 
     cdef inline int touch_one(
         self, Table table, int32_t gateway, const Sign *sign, int32_t place,
-        double timeout, int32_t target, double now, double mono, uint64_t *silences,
+        Habits *habits, int32_t target, double now, double mono, bint is_sampled,
     ) except -1:
         """Touch the user at a place; return 0, or why it was not touched."""
         cdef User *user
+        cdef double silence
         if place == NONE:
             return WHY_BAD_UID if sign.kind == NOBODY else WHY_UNKNOWN
         user = table.user(place)
@@ -385,14 +323,16 @@ cdef class Wheel(TimingWheel):
             return WHY_OTHER_GATEWAY
         if sign.conn != NO_CONN and user.conn != sign.conn and user.conn != NO_CONN:
             return WHY_OTHER_CONN
-        if silences != NULL and user.event and not user.flags & ~EXACT:
-            silences[bucket_of(now - user.deadline + user.timeout)] += 1
+        if is_sampled and user.event and not user.flags & ~EXACT:
+            silence = now - user.deadline + user.timeout
+            habits.seconds += silence
+            habits.squares += silence * silence
         user.flags &= ~AGAIN
         if user.flags & OWN:
             target = self.layers.list_for(now + user.timeout)
             user.deadline = now + user.timeout
         else:
-            user.timeout, user.deadline = timeout, now + timeout
+            user.timeout, user.deadline = habits.timeout, now + habits.timeout
         user.seen, user.event = mono, sign.event
         if user.list != <uint32_t> target:
             table.move(place, user, target)

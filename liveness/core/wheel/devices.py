@@ -5,7 +5,8 @@ A uid that contains the separator is a device of the user in front of it: with "
 that begins with it, is the name of a user, and stands for a device without a name; so is an
 integer, for a separator has no digits.
 
-`_devices.pyx` does the same, compiled. A test compares the two step by step.
+The compiled wheel has these objects too: they are made at logins and offlines, and only if
+a separator is set.
 """
 
 from itertools import islice
@@ -33,35 +34,44 @@ class Devices:
 
     def __init__(self, separator: str) -> None:
         self._separator = separator
-        # By the identity of the user.
-        self._by_user: dict[str, dict[Uid, None]] = {}
+        # By the identity of the user. Most have one device, which then stands for itself.
+        self._by_user: dict[str, Uid | dict[Uid, None]] = {}
 
     def __len__(self) -> int:
         """How many users have a device online."""
         return len(self._by_user)
 
-    def add(self, uid: Uid) -> None:
-        """Add a device."""
-        user = identity(user_of(uid, self._separator))
-        self._by_user.setdefault(user, {})[uid] = None
+    def add(self, uid: Uid) -> UserDevices:
+        """Add a device; return how many its user has now."""
+        user = user_of(uid, self._separator)
+        devices = self._by_user.setdefault(identity(user), uid)
+        if devices is uid:
+            return _size_of(user, uid), 1
+        if not isinstance(devices, dict):
+            self._by_user[identity(user)] = devices = {devices: None}
+        devices[uid] = None
+        return _size_of(user, uid), len(devices)
 
     def remove(self, uid: Uid) -> UserDevices:
         """Remove a device; return how many its user still has."""
         user = user_of(uid, self._separator)
         devices = self._by_user[identity(user)]
-        del devices[uid]
-        if not devices:
+        if not isinstance(devices, dict) or len(devices) == 1:
             del self._by_user[identity(user)]
+            return _size_of(user, uid), 0
+        del devices[uid]
         return _size_of(user, uid), len(devices)
 
     def count(self, uid: Uid) -> UserDevices:
         """How many devices the user of a device has."""
         user = user_of(uid, self._separator)
-        return _size_of(user, uid), len(self._by_user[identity(user)])
+        devices = self._by_user[identity(user)]
+        return _size_of(user, uid), len(devices) if isinstance(devices, dict) else 1
 
     def of(self, user: Uid, limit: int) -> list[Uid]:
         """The uids of a user's devices, at most *limit*, in the order of their logins."""
-        return list(islice(self._by_user.get(identity(user), ()), limit))
+        devices = self._by_user.get(identity(user), {})
+        return [*islice(devices if isinstance(devices, dict) else (devices,), limit)]
 
 
 def _size_of(user: Uid, uid: Uid) -> int:

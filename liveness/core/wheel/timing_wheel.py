@@ -34,7 +34,14 @@ from typing import Final, NamedTuple
 from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import Devices
 from liveness.core.wheel.restart import Clocks
-from liveness.core.wheel.table import RENEWED, Entry, EntryFields, Table
+from liveness.core.wheel.table import (
+    NOT_COUNTED,
+    RENEWED,
+    Entry,
+    EntryFields,
+    Table,
+    UserDevices,
+)
 from liveness.core.wheel.wheel_layers import Layers
 
 # An offline is promised within 50 ms at the 99th percentile. A bucket of 10 leaves 40 for
@@ -124,12 +131,11 @@ class TimingWheel:
         """How many users have a device online; without a separator, how many uids."""
         return len(self) if self._devices is None else len(self._devices)
 
-    def put(self, entry: EntryFields) -> None:
-        """Add an entry as it is; its user has none."""
+    def put(self, entry: EntryFields) -> UserDevices:
+        """Add an entry as it is; its user has none. Returns its user's devices."""
         place = self._table.add(entry)
         self._table.append(place, self._current_list(place))
-        if self._devices is not None:
-            self._devices.add(entry[0])
+        return NOT_COUNTED if self._devices is None else self._devices.add(entry[0])
 
     def close(self, uid: Uid) -> Entry:
         """End the session of *uid*, which has one; return its entry."""

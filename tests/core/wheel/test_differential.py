@@ -167,7 +167,7 @@ class Pair:
         for uid in self.online:
             self.same("slot_of", uid)
         for gateway in range(self.gateways):
-            for method in ("due", "longest_due", "timeout_of", "median_silence"):
+            for method in ("due", "longest_due", "timeout_of", "silences"):
                 self.same(method, gateway)
             self.same("longest_due", gateway, renewed=True)
         assert self.clocks(self.compiled) == self.clocks(self.reference)
@@ -220,7 +220,6 @@ STEPS: Final = (
     *("packed", "advance", "advance", "advance", "advance", "amend", "close", "fire"),
     *("fire", "end", "end", "renew"),
     *("add_gateway", "set_timeout", "owned", "crowd", "leave"),
-    *("halve_silences", "forget_silences"),
 )
 
 
@@ -322,8 +321,6 @@ def take_step(
             pair.add_gateway()
         case "set_timeout":
             pair.same("set_timeout", gateway, data.draw(timeouts))
-        case "halve_silences" | "forget_silences":
-            pair.same(step, gateway)
         case "owned":
             pair.check_owned(data.draw(st.sampled_from([1_000, 3_000, ALL])))
         case "crowd":
