@@ -4,4 +4,4 @@
 #   errors, explanation, host_clock, lab.bench, lab.compare, lab.conformance, lab.demo,
 #   metrics, service, service.backups, service.common, service.outlets.kafka,
 #   service.outlets.webhooks, service.storage, text.
-# Never: starlette, hypercorn, anyio.
+# Never: starlette, anyio.

@@ -2,4 +2,4 @@
 
 # Imports: cluster, config, core, core.sessions, core.wheel, core.wire, errors,
 #   host_clock, text.
-# Never: trio, starlette, hypercorn, structlog, sqlite3.
+# Never: trio, starlette, structlog, sqlite3.

@@ -5,4 +5,4 @@ settings does not need it.
 """
 
 # Imports: config, core, core.wheel, errors.
-# Never: trio, sqlite3, structlog, starlette, hypercorn, cyclopts.
+# Never: trio, sqlite3, structlog, starlette, cyclopts.

@@ -223,7 +223,7 @@ BUG = "ZeroDivisionError"
         ("", "structlog", MISSING, 1, 3, "the sidecar's packages"),
         ("", "cyclopts", MISSING, 1, 3, "the sidecar's packages"),
         ("", "cyclopts", BUG, 1, 2, "ZeroDivisionError()"),
-        ("", "hypercorn", BUG, 1, 2, "ZeroDivisionError()"),
+        ("", "starlette", BUG, 1, 2, "ZeroDivisionError()"),
     ],
     ids=["flag", "setting", "structlog", "cyclopts", "early bug", "bug"],
 )
@@ -246,6 +246,15 @@ def test_what_ends_serve_is_an_entry_of_the_journal(
     assert (line["event"], line["exit_code"]) == ("failed", code)
     assert ("Traceback" in line.get("exception", "")) == (why == BUG)
     assert re.fullmatch(r"[\d-]+T[\d:.]+Z", line["timestamp"])
+
+
+def test_a_bug_has_its_traceback_where_the_log_is_text(tmp_path: Path) -> None:
+    path = broken(tmp_path, "starlette", BUG)
+    environ = environment(PYTHONPATH=path, LIVENESS_LOGGING_FORMAT="text")
+    ended = process("serve", env=environ)
+    assert ended.returncode == 1
+    assert re.search(r"\[critical *\] failed", ended.stderr.splitlines()[0])
+    assert "Traceback (most recent call last):\n" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -345,7 +354,7 @@ def imported_by(*arguments: str) -> set[str]:
     return {name.split(".")[0] for name in shown.splitlines()[-1].split()}
 
 
-SERVER = {"hypercorn", "starlette", "structlog", "sqlite3"}
+SERVER = {"h11", "starlette", "structlog", "sqlite3"}
 
 
 @pytest.mark.parametrize(

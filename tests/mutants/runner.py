@@ -68,7 +68,7 @@ PRELOADED: Final = (
         "prometheus_client",
         "sqlite3",
     ),
-    *("starlette.applications", "hypercorn.trio"),
+    *("starlette.applications", "h11"),
 )
 # Of what a run said, so much tells why it was no good.
 TOLD_LINES: Final = 15

@@ -170,14 +170,14 @@ def test_libraries_come_out_in_the_same_form_from_warning_upwards(
     stream: TextIO, format: str
 ) -> None:
     configure(format, "debug", stream=stream)
-    library = logging.getLogger("hypercorn.error")
+    library = logging.getLogger("library.error")
     library.info("no")
     try:
         raise OSError(28, "No space left")
     except OSError:
         library.exception("in %s", "it")
     written = text(stream)
-    for part in ("in it", "hypercorn.error", "OSError: [Errno 28] No space left"):
+    for part in ("in it", "library.error", "OSError: [Errno 28] No space left"):
         assert part in written
     assert "no\n" not in written
     if format == "json":

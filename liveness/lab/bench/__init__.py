@@ -14,7 +14,7 @@ This file has the options. `suite.py` lists the scenarios, and runs them.
 """
 
 # Imports: client, cluster, config, console, core, errors, lab.common.
-# Never: starlette, hypercorn, structlog.
+# Never: starlette, structlog.
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -11,4 +11,4 @@ by a key; `demo_run.py` connects all of these, `plain_lines.py` and `picture.py`
 """
 
 # Imports: client, cluster, config, console, core, errors, lab.common, text.
-# Never: starlette, hypercorn, sqlite3.
+# Never: starlette, sqlite3.

@@ -1,4 +1,4 @@
 """Copies of the state directory, and checks of its files."""
 
 # Imports: errors, service.storage, service.timers.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.

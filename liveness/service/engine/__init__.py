@@ -2,4 +2,4 @@
 
 # Imports: cluster, core, core.links, core.sessions, errors, service.common,
 #   service.links, service.storage, service.timers.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.

@@ -4,7 +4,6 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -19,7 +18,7 @@ from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.engine_shell import REFUSALS_LOG_S
 from liveness.service.http.api import Api
-from liveness.service.http.listener import HttpLimits, HttpListener
+from liveness.service.http.listener import HttpListener
 from liveness.service.http.middleware import (
     Check,
     Middleware,
@@ -35,9 +34,6 @@ from liveness.service.http.sign_in import SIGN_IN, SIGN_OUT, SignIn, Token
 from liveness.service.http.users_api import CLUSTER_WHERE, WHERE, WHERE_BYTES
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
-
-# How long requests may go on at a stop.
-STOP_S: Final = 0.5
 
 _log = structlog.get_logger("sidecar")
 
@@ -97,13 +93,8 @@ class HttpServer:
 
         listener = HttpListener(
             app_for=app_for,
-            limits=HttpLimits(
-                connections=http.max_connections,
-                request_s=http.request_s,
-                head_bytes=http.max_header_bytes,
-            ),
+            settings=http,
             refused=refused,
-            grace_s=STOP_S,
             only_health=partial(checked, checks=[only_health(http.max_connections)]),
             turnstile=self.turnstile,
             is_denied=is_denied,

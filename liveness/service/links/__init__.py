@@ -2,4 +2,4 @@
 
 # Imports: config, core, core.links, core.wheel, core.wire, errors, metrics,
 #   service.common, service.storage.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.

@@ -3,4 +3,4 @@
 # Imports: config, core, core.sessions, errors, metrics, service.common,
 #   service.outlets.cluster, service.outlets.common, service.outlets.kafka,
 #   service.outlets.webhooks, service.storage.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.

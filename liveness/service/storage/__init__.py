@@ -2,4 +2,4 @@
 
 # Imports: core, core.sessions, core.wheel, core.wire, errors, metrics, service.common,
 #   text.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.

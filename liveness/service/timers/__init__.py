@@ -2,4 +2,4 @@
 
 # Imports: core, core.links, core.sessions, core.timers, metrics, service.common,
 #   service.storage.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.

@@ -16,9 +16,14 @@ from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from liveness.config.settings import HttpSettings
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.http.listener import HEALTH_CONNECTIONS, HttpLimits, HttpListener
+from liveness.service.http.listener import (
+    HEALTH_CONNECTIONS,
+    STOP_S,
+    HttpListener,
+)
 from liveness.service.http.middleware import Middleware, only_health
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.sockets import listening
@@ -29,7 +34,6 @@ CROWD = 30
 REQUEST_S = 10.0
 HEAD_BYTES = 500
 BODY_BYTES = 1_000
-GRACE_S = 0.5
 POSTED = b"POST / HTTP/1.1\r\nhost: h\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 LARGE = b"x" * 4_000_000  # far more than sockets hold
@@ -74,8 +78,10 @@ class Door:
         self.began_at: list[int] = []  # the pass in which each request reached the gate
         self.clients: list[Client] = []
         self.stop = trio.Event()
-        self.limits = HttpLimits(
-            connections=connections, request_s=REQUEST_S, head_bytes=HEAD_BYTES
+        self.settings = HttpSettings(
+            max_connections=connections,
+            request_s=REQUEST_S,
+            max_header_bytes=HEAD_BYTES,
         )
 
     async def serve(self, listener: socket.socket) -> None:
@@ -89,9 +95,8 @@ class Door:
 
         served = HttpListener(
             app_for=app_for,
-            limits=self.limits,
+            settings=self.settings,
             refused=self.refused.append,
-            grace_s=GRACE_S,
             only_health=partial(
                 Middleware,
                 checks=[only_health(CONNECTIONS)],
@@ -281,7 +286,7 @@ async def test_a_stop_waits_for_nobody_longer_than_its_grace(
         await client.send(request_bytes)
         await trio.sleep(1)
         began = trio.current_time()
-    assert trio.current_time() - began <= GRACE_S + 0.1
+    assert trio.current_time() - began <= STOP_S + 0.1
     assert door.refused == []
 
 
@@ -532,3 +537,40 @@ async def test_a_client_that_ends_its_side_after_asking_is_answered(door: Door) 
     await client.send(GET % b"")
     await client.stream.send_eof()
     assert status(await client.to_end()) == 200
+
+
+async def test_a_client_that_waits_before_its_body_is_told_to_go_on(door: Door) -> None:
+    expecting = POSTED + b"expect: 100-continue\r\ncontent-length: "
+    client = await door.connect()
+    await client.send(expecting + b"3\r\n\r\n")
+    assert await client.stream.receive_some() == b"HTTP/1.1 100 \r\n\r\n"
+    await client.send(b"abc")
+    assert (await client.answer()).endswith(b"\r\n\r\ngot abc")
+    # One that is refused gets the answer at once.
+    assert (
+        status(await door.answer(expecting + b"%d\r\n\r\n" % (BODY_BYTES + 1))) == 413
+    )
+
+
+async def test_an_answer_to_head_has_no_body_and_the_next_one_has(door: Door) -> None:
+    answers = await door.answer(b"HEAD / HTTP/1.1\r\nhost: h\r\n\r\n" + CLOSE)
+    first, rest = answers.split(b"\r\n\r\n", 1)
+    assert (status(first), b"content-length: 4" in first) == (200, True)
+    assert (status(rest), rest.endswith(b"\r\n\r\ngot ")) == (200, True)
+
+
+async def test_what_a_client_still_sends_does_not_cost_it_the_refusal(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    """Over TCP, where closing with unread bytes resets the connection."""
+    door = Door(tmp_path, CONNECTIONS)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(door.serve, listener)  # noqa: ASYNC113 - it listens already
+            stream = await trio.open_tcp_stream(*listener.getsockname())
+            client = Client(stream)
+            for _ in range(5):
+                await client.send(posted(100 * BODY_BYTES, 0))
+            assert status(await client.to_end()) == 413
+            await stream.aclose()
+            door.stop.set()

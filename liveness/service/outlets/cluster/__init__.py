@@ -6,4 +6,4 @@ means. `publisher` reads the log and makes the calls; `publisher_status` shows h
 
 # Imports: cluster, config, core, core.wheel, metrics, service.common,
 #   service.outlets.common, service.storage.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.

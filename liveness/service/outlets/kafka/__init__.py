@@ -2,4 +2,4 @@
 
 # Imports: config, core, errors, metrics, service.common, service.outlets.common,
 #   service.storage, text.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.

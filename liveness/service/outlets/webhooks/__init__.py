@@ -6,4 +6,4 @@ dead letters.
 """
 
 # Imports: config, core, errors, metrics, service.common, service.outlets.common, text.
-# Never: starlette, hypercorn, cyclopts.
+# Never: starlette, cyclopts.
