@@ -32,21 +32,32 @@ LINGER_S: Final = 0.5
 # SO_LINGER with a time of 0: close() drops what the client has not read.
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _ABSOLUTE_URL: Final = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
-_REASONS: Final = {408: HttpRefusal.SLOW, 431: HttpRefusal.HEAD}
+# States of a client that may still send a part of its request.
+_INCOMPLETE: Final = (h11.IDLE, h11.SEND_BODY, h11.ERROR)
+_REFUSALS: Final = {  # by status
+    408: (
+        HttpRefusal.SLOW,
+        "the request did not arrive whole within {0.request_s:g} s; send it faster, or "
+        "raise http.request_s",
+    ),
+    431: (
+        HttpRefusal.HEAD,
+        "the request's head is larger than {0.max_header_bytes} bytes; send less "
+        "(http.max_header_bytes)",
+    ),
+}
+_MALFORMED: Final = (
+    HttpRefusal.MALFORMED,
+    "the request is malformed; send HTTP/1.1 with one Host and, if there is a body, one "
+    "length",
+)
 
 
 class HttpConnection:
-    """Serves the requests of one connection.
+    """Serves the requests of one connection, in the cancel scope *scope*.
 
-    Args:
-        sock: Non-blocking; the caller closes it.
-        app: Answers the requests.
-        settings: The limits.
-        refused: Counts requests that are refused, by reason.
-        turnstile: Passed by each received piece, and by each request.
-        scope: `serve` runs in it; cancelled once the client cannot be answered.
-        set_idle: Called when the connection begins or ends to wait for a request.
-        is_stopping: Whether the listener takes no more requests.
+    *set_idle* is called when the connection begins or ends to wait for a request. Each
+    received piece and each request passes the turnstile. The caller closes the socket.
     """
 
     def __init__(
@@ -54,12 +65,10 @@ class HttpConnection:
         sock: socket.socket,
         app: ASGIApp,
         settings: HttpSettings,
-        *,
         refused: Refused,
         turnstile: Turnstile,
         scope: trio.CancelScope,
         set_idle: Callable[[bool], None],
-        is_stopping: Callable[[], bool],
     ) -> None:
         self._client: tuple[str, int] | None = None
         if sock.family is not socket.AF_UNIX:
@@ -72,7 +81,6 @@ class HttpConnection:
         self._turnstile = turnstile
         self._scope = scope
         self._set_idle = set_idle
-        self._is_stopping = is_stopping
         # An incomplete head of exactly the limit is too large once its rest arrives.
         most = settings.max_header_bytes - 1
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=most)
@@ -83,7 +91,7 @@ class HttpConnection:
     async def serve(self) -> None:
         """Serve requests until there are no more, or one cannot be answered."""
         http = self._http
-        while not self._is_stopping() and (request := await self._next_request()):
+        while request := await self._next_request():
             await self._turnstile.wait()  # a piece may have many requests
             self._is_head = request.method == b"HEAD"
             scope = _scope_of(request, self._client)
@@ -94,12 +102,11 @@ class HttpConnection:
             if not http.our_state is http.their_state is h11.DONE:
                 break
             http.start_next_cycle()
-        if http.our_state is not h11.IDLE and http.their_state in (
-            h11.IDLE,
-            h11.SEND_BODY,
-            h11.ERROR,
-        ):
-            await self._linger()
+        if http.our_state is not h11.IDLE and http.their_state in _INCOMPLETE:
+            with trio.move_on_after(LINGER_S), suppress(trio.BrokenResourceError):
+                await self._stream.send_eof()
+                while await self._stream.receive_some(self._limits.max_header_bytes):
+                    await self._turnstile.wait()
 
     @property
     def _unread_bytes(self) -> int:
@@ -216,8 +223,9 @@ class HttpConnection:
         """Answer with an error, unless an answer has begun."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        self._refused(_REASONS.get(status, HttpRefusal.MALFORMED))
-        body = json.dumps({"error": self._error_text(status)}).encode()
+        why, error = _REFUSALS.get(status, _MALFORMED)
+        self._refused(why)
+        body = json.dumps({"error": error.format(self._limits)}).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -228,30 +236,6 @@ class HttpConnection:
             self._put(h11.Data(data=body))
         self._put(h11.EndOfMessage())
         await self._flush()
-
-    def _error_text(self, status: int) -> str:
-        limits = self._limits
-        if status == 408:
-            return (
-                f"the request did not arrive whole within {limits.request_s:g} s; send it "
-                "faster, or raise http.request_s"
-            )
-        if status == 431:
-            return (
-                f"the request's head is larger than {limits.max_header_bytes} bytes; send "
-                "less (http.max_header_bytes)"
-            )
-        return (
-            "the request is malformed; send HTTP/1.1 with one Host and, if there is a body, "
-            "one length"
-        )
-
-    async def _linger(self) -> None:
-        """Discard what the client is sending, so that it gets the answer."""
-        with trio.move_on_after(LINGER_S), suppress(trio.BrokenResourceError):
-            await self._stream.send_eof()
-            while await self._stream.receive_some(self._limits.max_header_bytes):
-                await self._turnstile.wait()
 
     async def _end(self) -> NoReturn:
         self._scope.cancel()

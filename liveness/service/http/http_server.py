@@ -70,15 +70,16 @@ class HttpServer:
         checked = partial(
             Middleware, refused=refused, max_body_bytes=http.max_body_bytes
         )
+        health = checked(app, checks=[only_health(http.max_connections)])
         log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self.clock.mono)
 
         def is_denied(connection: socket.socket) -> bool:
             admin = self.registry.access.admin
             return door == "admin" and not admin.admits(peer_of(connection))
 
-        def app_for(connection: socket.socket) -> ASGIApp:
+        def app_for(connection: socket.socket, is_for_all: bool) -> ASGIApp:
             if not is_denied(connection):
-                return app
+                return app if is_for_all else health
             peer = peer_of(connection)
             why = self.registry.access.why_no_admin(peer)
             log_throttled(
@@ -91,14 +92,7 @@ class HttpServer:
             )
             return checked(app, checks=[deny_all(why)])
 
-        listener = HttpListener(
-            app_for=app_for,
-            settings=http,
-            refused=refused,
-            only_health=partial(checked, checks=[only_health(http.max_connections)]),
-            turnstile=self.turnstile,
-            is_denied=is_denied,
-        )
+        listener = HttpListener(app_for, http, refused, self.turnstile, is_denied)
         acceptor = Acceptor(sock, door, self.counts.accepts_put_off)
         await listener.run(acceptor, stopped)
 

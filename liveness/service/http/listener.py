@@ -11,7 +11,6 @@ import json
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -38,87 +37,36 @@ HEALTH_CONNECTIONS: Final = 10
 _log = structlog.get_logger("http")
 
 
-class _ConnectionSlots:
-    """The connections of a listener: how many are free, and which are idle.
-
-    *connections* may be open, besides those for health checks only. Each is represented
-    by the cancel scope that ends it. A new one is idle.
-    """
-
-    def __init__(self, connections: int) -> None:
-        self._free = connections
-        # Dicts keep the order: the one that is idle longest, or the oldest, is first.
-        self._idle: dict[trio.CancelScope, None] = {}
-        self._for_health: dict[trio.CancelScope, None] = {}
-
-    def take(self, connection: trio.CancelScope) -> bool:
-        """Give a connection a slot.
-
-        Returns:
-            Whether it may request every page, and not health checks only.
-        """
-        if self._free <= 0 and not self._idle:
-            self._for_health[connection] = None
-            if len(self._for_health) > HEALTH_CONNECTIONS:
-                self._end_first(self._for_health)
-            return False
-        if self._free <= 0:
-            self._end_first(self._idle)  # its slot is free once its task has ended
-        self._free -= 1
-        self._idle[connection] = None
-        return True
-
-    def release(self, connection: trio.CancelScope, *, is_for_all: bool) -> None:
-        """Free the slot of a connection; *is_for_all* is what `take` returned."""
-        self._idle.pop(connection, None)
-        self._for_health.pop(connection, None)
-        self._free += is_for_all
-
-    def set_idle(self, connection: trio.CancelScope, is_idle: bool) -> None:
-        """Note whether a connection waits for its client's next request."""
-        self._idle.pop(connection, None)
-        if is_idle:
-            self._idle[connection] = None
-
-    def end_idle(self) -> None:
-        """End the connections that wait for a request."""
-        while self._idle:
-            self._end_first(self._idle)
-
-    @staticmethod
-    def _end_first(connections: dict[trio.CancelScope, None]) -> None:
-        first = next(iter(connections))
-        del connections[first]
-        first.cancel()
-
-
-@dataclass(eq=False, kw_only=True)
 class HttpListener:
     """Serves each connection in a task of its own.
 
-    Args:
-        app_for: Returns the application for a connection.
-        settings: The limits of this listener and of each of its connections.
-        refused: Counts requests and connections that are refused, by reason.
-        only_health: Wraps an application so that it answers health checks only.
-        turnstile: Passed by each received piece, and by each request.
-        is_denied: Whether a client has no access; its application answers with the
-            reason. Such connections have slots of their own, and take none from others.
+    *app_for* returns the application for a connection; its second argument says whether
+    that is for every page, and not for health checks only. *refused* counts requests and
+    connections that are refused. Clients that *is_denied* are told so by their application,
+    on connections beside those of others.
     """
 
-    app_for: Callable[[socket.socket], ASGIApp]
-    settings: HttpSettings
-    refused: Refused
-    only_health: Callable[[ASGIApp], ASGIApp]
-    turnstile: Turnstile
-    is_denied: Callable[[socket.socket], bool] = lambda _: False
-
-    def __post_init__(self) -> None:
-        most = self.settings.max_connections
+    def __init__(
+        self,
+        app_for: Callable[[socket.socket, bool], ASGIApp],
+        settings: HttpSettings,
+        refused: Refused,
+        turnstile: Turnstile,
+        is_denied: Callable[[socket.socket], bool] = lambda _: False,
+    ) -> None:
+        self._app_for = app_for
+        self._settings = settings
+        self._refused = refused
+        self._turnstile = turnstile
+        self._is_denied = is_denied
         self._is_stopping = False
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
-        self._slots = _ConnectionSlots(most)
-        self._denied = trio.Semaphore(min(DENIED_CONNECTIONS, most))
+        # Each connection is represented by the cancel scope that ends it. Dicts keep the
+        # order: the one that is idle longest, or the oldest, is first.
+        self._for_all = set[trio.CancelScope]()
+        self._idle: dict[trio.CancelScope, None] = {}  # of those
+        self._for_health: dict[trio.CancelScope, None] = {}
+        self._denied = set[trio.CancelScope]()
 
     async def run(
         self, acceptor: Acceptor, stopped: Callable[[], Awaitable[object]]
@@ -133,62 +81,49 @@ class HttpListener:
                 await stopped()
                 accepting.cancel_scope.cancel()
             self._is_stopping = True
-            self._slots.end_idle()
+            while self._idle:
+                _end_first(self._idle)
             connections.cancel_scope.deadline = trio.current_time() + STOP_S
 
     async def _accept(self, acceptor: Acceptor, connections: trio.Nursery) -> None:
-        """Accept connections forever, and serve them in a nursery."""
+        most_denied = min(DENIED_CONNECTIONS, self._settings.max_connections)
         while True:
             sock = await acceptor.accept()
             scope = trio.CancelScope()
-            if not self.is_denied(sock):
-                is_for_all = self._slots.take(scope)
-                connections.start_soon(self._serve_in_slot, sock, scope, is_for_all)
-            elif self._denied.value:
-                self._denied.acquire_nowait()
-                connections.start_soon(self._serve_denied, sock, scope)
+            if not self._is_denied(sock):
+                app = self._app_for(sock, self._take_slot(scope))
+            elif len(self._denied) < most_denied:
+                self._denied.add(scope)
+                app = self._app_for(sock, True)
             else:
-                self.refused(HttpRefusal.CONNECTIONS)
+                self._refused(HttpRefusal.CONNECTIONS)
                 _turn_away(sock)
+                continue
+            connections.start_soon(self._serve, sock, app, scope)
 
-    async def _serve_in_slot(
-        self, sock: socket.socket, scope: trio.CancelScope, is_for_all: bool
-    ) -> None:
-        try:
-            app = self.app_for(sock)
-            if is_for_all:
-                set_idle = partial(self._slots.set_idle, scope)
-                await self._serve(sock, app, scope, set_idle)
-            else:
-                await self._serve(sock, self.only_health(app), scope, lambda _: None)
-        finally:
-            self._slots.release(scope, is_for_all=is_for_all)
-
-    async def _serve_denied(self, sock: socket.socket, scope: trio.CancelScope) -> None:
-        try:
-            await self._serve(sock, self.app_for(sock), scope, lambda _: None)
-        finally:
-            self._denied.release()
+    def _take_slot(self, connection: trio.CancelScope) -> bool:
+        """Whether a new connection, which is idle, may request every page."""
+        is_full = len(self._for_all) >= self._settings.max_connections
+        if is_full and not self._idle:
+            self._for_health[connection] = None
+            if len(self._for_health) > HEALTH_CONNECTIONS:
+                _end_first(self._for_health)
+            return False
+        if is_full:
+            _end_first(self._idle)  # its slot is free once its task has ended
+        self._for_all.add(connection)
+        self._idle[connection] = None
+        return True
 
     async def _serve(
-        self,
-        sock: socket.socket,
-        app: ASGIApp,
-        scope: trio.CancelScope,
-        set_idle: Callable[[bool], None],
+        self, sock: socket.socket, app: ASGIApp, scope: trio.CancelScope
     ) -> None:
+        connection = HttpConnection(
+            *(sock, app, self._settings, self._refused, self._turnstile),
+            *(scope, partial(self._set_idle, scope)),
+        )
         try:
             with scope:
-                connection = HttpConnection(
-                    sock,
-                    app,
-                    self.settings,
-                    refused=self.refused,
-                    turnstile=self.turnstile,
-                    scope=scope,
-                    set_idle=set_idle,
-                    is_stopping=lambda: self._is_stopping,
-                )
                 await connection.serve()
         except Exception as error:
             message = "an HTTP connection ended with a fault; the others go on"
@@ -197,6 +132,23 @@ class HttpListener:
             )
         finally:
             sock.close()
+            self._for_all.discard(scope)
+            self._idle.pop(scope, None)
+            self._for_health.pop(scope, None)
+            self._denied.discard(scope)
+
+    def _set_idle(self, connection: trio.CancelScope, is_idle: bool) -> None:
+        self._idle.pop(connection, None)
+        if is_idle and self._is_stopping:
+            connection.cancel()
+        elif is_idle and connection in self._for_all:
+            self._idle[connection] = None
+
+
+def _end_first(connections: dict[trio.CancelScope, None]) -> None:
+    first = next(iter(connections))
+    del connections[first]
+    first.cancel()
 
 
 def _turn_away(sock: socket.socket) -> None:

@@ -88,23 +88,16 @@ class Door:
         gate = Middleware(
             pages, [self.note], self.refused.append, max_body_bytes=BODY_BYTES
         )
-
-        def app_for(sock: socket.socket) -> Middleware:
-            self.asked.append(sock)
-            return gate
-
-        served = HttpListener(
-            app_for=app_for,
-            settings=self.settings,
-            refused=self.refused.append,
-            only_health=partial(
-                Middleware,
-                checks=[only_health(CONNECTIONS)],
-                refused=self.refused.append,
-                max_body_bytes=BODY_BYTES,
-            ),
-            turnstile=Turnstile(),
+        checks = [only_health(CONNECTIONS)]
+        health = Middleware(
+            gate, checks, self.refused.append, max_body_bytes=BODY_BYTES
         )
+
+        def app_for(sock: socket.socket, is_for_all: bool) -> Middleware:
+            self.asked.append(sock)
+            return gate if is_for_all else health
+
+        served = HttpListener(app_for, self.settings, self.refused.append, Turnstile())
         await served.run(
             Acceptor(listener, "http", {}),  # type: ignore[arg-type]  # nothing is put off
             self.stop.wait,
