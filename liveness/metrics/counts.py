@@ -48,8 +48,6 @@ class HttpRefusal(StrEnum):
     HOST = "host"  # missing, or not a name of this sidecar
     METHOD = "method"  # it would change something
     TOKEN = "token"  # missing or wrong
-    TRIES = "tries"  # too many wrong tokens
-    ORIGIN = "origin"  # a sign-in or sign-out from another site's page
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from liveness.metrics.counts import DOORS
 from liveness.service.common import logs
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService
-from liveness.service.http.sign_in import Token, read_token
+from liveness.service.http.bearer import Token, read_token
 from liveness.service.links.credentials import access_to, gid_of
 from liveness.service.links.sockets import listening
 from liveness.service.reload import Reloader

@@ -22,7 +22,7 @@ from liveness.errors import LivenessError
 from liveness.service.common import logs
 from liveness.service.common.threads import in_thread
 from liveness.service.components import SidecarService
-from liveness.service.http.sign_in import Token, read_token
+from liveness.service.http.bearer import Token, read_token
 from liveness.service.links.credentials import access_to
 
 READ_S: Final = 10.0

@@ -16,9 +16,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.config.settings import Config, HttpSettings
 from liveness.service.app import wait_for_stop
-from liveness.service.common.clock import Clock
+from liveness.service.http.bearer import read_token
 from liveness.service.http.event_stream import NOT_ALLOWED
-from liveness.service.http.sign_in import read_token
 from liveness.service.reload import READ_S, Reloader
 from tests.service.http.asgi import ask
 from tests.service.http.reading import Event, reading
@@ -104,9 +103,8 @@ async def test_a_reading_that_hangs_takes_one_thread(
 
 
 @pytest.mark.parametrize("target", ["/v1/feed", "/v1/feed?kind=offline", "/v1/live"])
-@pytest.mark.parametrize("signs_in", [False, True])
 async def test_a_new_token_ends_only_streams_of_the_old_one(
-    tmp_path: Path, jumping: MockClock, target: str, signs_in: bool
+    tmp_path: Path, jumping: MockClock, target: str
 ) -> None:
     path = tmp_path / "token"
     path.write_text("the-token-until-now")
@@ -121,9 +119,6 @@ async def test_a_new_token_ends_only_streams_of_the_old_one(
         )
         door = sidecar.http.app("http", lambda _: None)
         headers = {"authorization": "Bearer the-token-until-now"}
-        if signs_in:
-            signed = sidecar.http.token.sign(Clock().wall_ms() / 1_000)
-            headers = {"cookie": f"liveness={signed}"}
         async with (
             reading(door, target, headers=headers) as reader,
             reading(sidecar.http.app("admin", lambda _: None), target) as admin,

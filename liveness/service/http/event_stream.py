@@ -1,8 +1,8 @@
 """Streamed answers: server-sent events, and answers that are too large for memory.
 
 Streams have fewer slots than a listener has connections, so that they leave room for
-ordinary requests. A stream ends when the sidecar stops, and when its reader's token or
-sign-in is no longer valid; a last event says why.
+ordinary requests. A stream ends when the sidecar stops, and when its reader's token is no
+longer valid; a last event says why.
 
 An event has a name, a line of JSON, and an id, which a browser sends when it reconnects. In
 a quiet stream a comment is sent now and then: proxies close connections that look dead.
@@ -36,8 +36,7 @@ QUIET_S: Final = 15.0
 RETRY_MS: Final = 1_000
 STOPPING: Final = "the sidecar stops; connect again to continue"
 NOT_ALLOWED: Final = (
-    "the token was replaced, or the sign-in is too old; sign in or send the new token, and "
-    "connect again to continue"
+    "the token was replaced; connect again with the new one to continue"
 )
 
 
@@ -95,7 +94,7 @@ class StreamWriter:
         """Send data; returns when the client has room for more.
 
         Raises:
-            StreamEnded: The reader's token or sign-in is no longer valid.
+            StreamEnded: The reader's token is no longer valid.
         """
         self._check()
         await self.write(data)
@@ -162,7 +161,7 @@ class Streams:
             writer.wake.notify()
 
     def end_disallowed(self) -> None:
-        """End the streams whose reader's token or sign-in is no longer valid.
+        """End the streams whose reader's token is no longer valid.
 
         To be called when the token changes. Without it a stream notices at its next send.
         """

@@ -18,6 +18,7 @@ from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.engine_shell import REFUSALS_LOG_S
 from liveness.service.http.api import Api
+from liveness.service.http.bearer import Token
 from liveness.service.http.listener import HttpListener
 from liveness.service.http.middleware import (
     Check,
@@ -30,7 +31,6 @@ from liveness.service.http.middleware import (
 )
 from liveness.service.http.readings import Readings
 from liveness.service.http.routes import Why, build_pages
-from liveness.service.http.sign_in import SIGN_IN, SIGN_OUT, SignIn, Token
 from liveness.service.http.users_api import CLUSTER_WHERE, WHERE, WHERE_BYTES
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
@@ -107,22 +107,16 @@ class HttpServer:
             route for api in self.apis for route in api.routes(may_change=may_change)
         ]
         checks: list[Check] = []
-        http, token = self.settings, self.token if door == "http" else None
+        http = self.settings
         if door == "http":
-            posts = {WHERE, CLUSTER_WHERE}
-            if token:
-                posts |= {SIGN_IN, SIGN_OUT}
-            checks += [allow_hosts(http.names), read_only(posts)]
-        if token:
-            sign_in = SignIn(token, http.names, refused, now_s=self.clock.state_s)
-            checks.append(sign_in.check)
-            routes += sign_in.routes()
+            checks += [allow_hosts(http.names), read_only({WHERE, CLUSTER_WHERE})]
+            if self.token:
+                checks.append(self.token.check)
         pages = build_pages(
             metrics,
             routes,
             why_unhealthy=self.why_unhealthy,
             why_not_ready=self.why_not_ready,
-            has_sign_out=token is not None,
             turnstile=self.turnstile,
         )
         return Middleware(

@@ -37,7 +37,6 @@ _VERSIONS: Final = ("1.0", "1.1")
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::[0-9]{0,5})?")
 
 # Our pages load nothing from other sites, are not shown in frames, and are not cached.
-# `same-origin`, since with `no-referrer` the sign-in form would send no Origin.
 _HEADERS: Final = [
     (
         b"content-security-policy",
@@ -45,7 +44,7 @@ _HEADERS: Final = [
         b"img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 ]
 
@@ -59,7 +58,7 @@ class Rejection(NamedTuple):
     answer: Response
 
 
-# A key of the scope: a function that says whether the request's token or cookie is still
+# A key of the scope: a function that says whether the request's token is still
 # valid. Long answers call it.
 STILL_ALLOWED: Final = "liveness.still_allowed"
 

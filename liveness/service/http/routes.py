@@ -9,6 +9,7 @@ may replace them by those of another version.
 
 from collections.abc import Callable, Sequence
 from mimetypes import guess_type
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -22,13 +23,8 @@ from starlette.routing import BaseRoute, Route
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.api import Endpoint
 from liveness.service.http.pacing import SharedPages
-from liveness.service.http.sign_in import PAGE, SIGN_OUT
 
-# The place of the button to sign out in the page, if there is a token.
-_SIGN_OUT: Final = "<!-- sign out -->"
-_SIGN_OUT_FORM: Final = (
-    f'<form method="post" action="{SIGN_OUT}"><button>Sign out</button></form>'
-)
+PAGE: Final = Path(__file__).with_name("page")
 
 Why = Callable[[], list[str]]
 
@@ -39,7 +35,6 @@ def build_pages(
     *,
     why_unhealthy: Why,
     why_not_ready: Why,
-    has_sign_out: bool,
     turnstile: Turnstile,
 ) -> Starlette:
     """Build the application of a listener.
@@ -49,7 +44,7 @@ def build_pages(
     """
     pages = Starlette(
         routes=[
-            *_page_routes(has_sign_out=has_sign_out),
+            *_page_routes(),
             Route("/metrics", _metrics(registry, turnstile)),
             Route("/healthz", _health("healthy", why_unhealthy)),
             Route("/readyz", _health("ready", why_not_ready)),
@@ -62,18 +57,16 @@ def build_pages(
     return pages
 
 
-def _page_routes(*, has_sign_out: bool) -> list[Route]:
+def _page_routes() -> list[Route]:
     """The files of the folder `page`."""
     files = {
         path.name: (path.read_bytes(), guess_type(path)[0])
         for path in PAGE.iterdir()
         if path.is_file() and not path.is_symlink()
     }
-    front = files["index.html"][0].decode()
-    front = front.replace(_SIGN_OUT, _SIGN_OUT_FORM if has_sign_out else "")
 
     async def index(_: Request) -> Response:
-        return HTMLResponse(front)
+        return HTMLResponse(files["index.html"][0])
 
     async def file(request: Request) -> Response:
         found = files.get(request.path_params["name"])

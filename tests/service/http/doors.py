@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from liveness.metrics.counts import DOORS, HttpRefusal
-from liveness.service.http.sign_in import Token
+from liveness.service.http.bearer import Token
 from tests.service.http.asgi import Answer, ask
 from tests.service.rig import Rig
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import urlencode
 
 import pytest
 from prometheus_client.core import Metric
@@ -15,7 +14,7 @@ from liveness import __version__
 from liveness.config.compiled import WHEEL
 from liveness.config.settings import HttpSettings
 from liveness.metrics.counts import DOORS, HttpRefusal
-from liveness.service.http.sign_in import Token
+from liveness.service.http.bearer import Token
 from tests.service.http.doors import Doors
 from tests.service.rig import running
 
@@ -26,7 +25,6 @@ OPENMETRICS = (
 )
 WORDS = "correct-horse/battery+staple=="
 BEARER = {"authorization": f"Bearer {WORDS}"}
-FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
 def families(text: bytes) -> dict[str, Metric]:
@@ -157,12 +155,12 @@ async def test_addresses_and_our_own_name_are_answered(doors: Doors, host: str) 
     assert (await doors.get("/healthz", host=host)).status == 200
 
 
-async def test_names_of_the_settings_are_answered_and_may_sign_in(
+async def test_names_of_the_settings_are_answered(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     http = HttpSettings(hosts="Gateway-1.Example, other.example")
     async with running(tmp_path, http=http) as rig:
-        doors = Doors(rig, Token(WORDS))
+        doors = Doors(rig)
         for host, status in {
             "gateway-1.example:80": 200,
             "OTHER.example": 200,
@@ -172,15 +170,6 @@ async def test_names_of_the_settings_are_answered_and_may_sign_in(
         }.items():
             answer = await doors.get("/healthz", host=host)
             assert (host, answer.status) == (host, status)
-        form = urlencode({"token": WORDS}).encode()
-        for origin, status in {
-            "https://gateway-1.example": 303,
-            "https://x.example": 403,
-        }.items():
-            answer = await doors.ask(
-                "http", "POST", "/sign-in", form, **FORM, origin=origin
-            )
-            assert (origin, answer.status) == (origin, status)
 
 
 async def test_the_admin_socket_asks_for_no_name(doors: Doors) -> None:
@@ -192,7 +181,7 @@ async def test_the_admin_socket_asks_for_no_name(doors: Doors) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    "path", ["/metric", "/metrics/", "/metrics/x", "//metrics", "/sign-in", "/%00"]
+    "path", ["/metric", "/metrics/", "/metrics/x", "//metrics", "/%00"]
 )
 async def test_a_path_without_a_page_is_not_found(
     doors: Doors, door: str, path: str
@@ -219,7 +208,6 @@ CLOSED = [
 async def test_all_but_health_and_metrics_is_for_who_has_the_token(
     doors: Doors,
 ) -> None:
-    assert b"sign-out" not in (await doors.get("/")).body
     doors = Doors(doors.rig, Token(WORDS))
     for path in CLOSED:
         answer = await doors.get(path)
@@ -229,5 +217,5 @@ async def test_all_but_health_and_metrics_is_for_who_has_the_token(
             assert (await doors.get(path, door, **headers)).status == status
         answer = await doors.ask("http", "POST", path, b"{}", **BEARER)
         assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
-    for path in (*PAGES, "/sign-in", "/page/style.css"):
+    for path in PAGES:
         assert (await doors.get(path)).status == 200

@@ -20,15 +20,14 @@ import liveness
 from liveness.config.settings import GuardSettings
 from liveness.metrics.counts import DOORS
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.http.routes import build_pages
-from liveness.service.http.sign_in import PAGE, Token
+from liveness.service.http.bearer import Token
+from liveness.service.http.routes import PAGE, build_pages
 from tests.service.http.asgi import ask
 from tests.service.http.reading import reading
 from tests.service.rig import Rig
 
 READ, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 DOCUMENT: Final[dict[str, Any]] = json.loads((PAGE / "openapi.json").read_text())
-SIGN_IN = {"/sign-in", "/sign-out"}
 # By POST, for their long bodies; they change nothing.
 QUESTIONS = {"/v1/where", "/v1/cluster/where"}
 TOKEN = Token("correct-horse/battery+staple==")
@@ -57,14 +56,11 @@ async def test_what_changes_something_is_on_the_admin_socket_alone(
 ) -> None:
     """And the OpenAPI document has every route and no other."""
     rig.sidecar.http.token = token
-    shown = {(path, READ) for path in documented("get") - {"/sign-in"}}
+    shown = {(path, READ) for path in documented("get")}
     shown |= {(path, POST) for path in QUESTIONS}
-    changes = {(path, POST) for path in documented("post") - SIGN_IN}
-    sign_in = {("/sign-in", READ), *((path, POST) for path in SIGN_IN)}
-    assert "/sign-in" in documented("get")
-    assert documented("post") >= SIGN_IN
+    changes = {(path, POST) for path in documented("post")}
     assert routes(rig, "admin") == shown | changes
-    assert routes(rig, "http") == (shown | sign_in if token else shown)
+    assert routes(rig, "http") == shown
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
@@ -72,9 +68,8 @@ async def test_nothing_but_reading_passes_the_tcp_door(
     rig: Rig, token: Token | None
 ) -> None:
     rig.sidecar.http.token = token
-    allowed = {("POST", path) for path in QUESTIONS | (SIGN_IN if token else set())}
-    paths = SIGN_IN.union(path for door in DOORS for path, _ in routes(rig, door))
-    for path in paths:
+    allowed = {("POST", path) for path in QUESTIONS}
+    for path in {path for door in DOORS for path, _ in routes(rig, door)}:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"):
             if (method, path) not in allowed:
                 answer = await ask(rig.door(), method, path)
@@ -90,7 +85,6 @@ def pages() -> Starlette:
         [],
         why_unhealthy=list,
         why_not_ready=list,
-        has_sign_out=False,
         turnstile=Turnstile(),
     )
 
@@ -306,7 +300,7 @@ async def test_each_answer_to_a_change_has_the_shape_that_the_document_says(
     # about webhooks in test_webhooks_api.py.
     webhooks = {path for path in documented("post") if "/webhooks/" in path}
     others = {"/v1/cluster/where", *webhooks}
-    assert set(CHANGES) == documented("post") - SIGN_IN - others
+    assert set(CHANGES) == documented("post") - others
     (await rig.gateway("gw-7")).close()
     await rig.gateway("calm")
     gateway = await rig.gateway("gw-1")

@@ -1,23 +1,22 @@
-"""The token: its file, the requests that have it, and the limit of wrong ones."""
+"""The token: its file, the requests that have it, and the pages that need it."""
 
 import os
 from pathlib import Path
 
 import pytest
+from starlette.responses import Response
+from structlog.testing import capture_logs
+from trio.testing import MockClock
 
 from liveness.config.secret_file import MAX_BYTES
 from liveness.errors import StartError
-from liveness.service.http.sign_in import (
-    MIN_CHARACTERS,
-    SIGNED_IN_S,
-    TRIES_AT_ONCE,
-    TRIES_PER_S,
-    Token,
-    WrongTokenLimit,
-    read_token,
-)
+from liveness.metrics.counts import HttpRefusal
+from liveness.service.http.bearer import MIN_CHARACTERS, OPEN, Token, read_token
+from liveness.service.http.middleware import Middleware
+from tests.service.http.asgi import Answer, ask
 
 WORDS = "correct-horse/battery+staple=="
+WRONG = "Bearer another-token-of-the-same-length"
 
 
 @pytest.fixture
@@ -60,7 +59,8 @@ def test_a_token_is_read_without_the_space_around_it(
     for path in (tmp_path / "token", tmp_path / "link"):
         token = read_token(path)
         assert token is not None
-        assert token.matches(text.strip("\ufeff \t\r\n"))
+        words = text.strip("\ufeff \t\r\n")
+        assert token.matches([f"Bearer {words}"])
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o601])
@@ -112,8 +112,8 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
-    assert token.matches_header(f"{scheme} {WORDS}")
-    assert token.matches_header(f"{scheme}  {WORDS} ")
+    assert token.matches([f"{scheme} {WORDS}"])
+    assert token.matches([f"{scheme}  {WORDS} "])
 
 
 @pytest.mark.parametrize(
@@ -133,73 +133,79 @@ def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
     ],
 )
 def test_a_header_with_anything_else_is_refused(token: Token, said: str) -> None:
-    assert not token.matches_header(said)
+    assert not token.matches([said])
 
 
 def test_a_token_does_not_show_itself(token: Token) -> None:
-    for shown in (repr(token), str(token), token.sign(0)):
+    for shown in (repr(token), str(token)):
         assert WORDS not in shown
 
 
-# --- cookies --------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------
 
 
-def test_a_cookie_is_good_for_its_time_and_not_a_second_longer(token: Token) -> None:
-    cookie = token.sign(1_000.7)
-    assert token.is_valid_cookie(cookie, 1_000.7)
-    assert token.is_valid_cookie(cookie, 1_000 + SIGNED_IN_S - 0.1)
-    assert not token.is_valid_cookie(cookie, 1_000 + SIGNED_IN_S)
+class Door:
+    """A page behind the token."""
+
+    def __init__(self, token: Token) -> None:
+        self.refused: list[HttpRefusal] = []
+        self._app = Middleware(
+            Response("in"), [token.check], self.refused.append, max_body_bytes=65_536
+        )
+
+    async def get(self, path: str, *authorizations: str) -> Answer:
+        headers = [("authorization", words) for words in authorizations]
+        return await ask(self._app, "GET", path, headers=headers)
 
 
-def test_a_new_token_ends_the_cookies_of_the_old_one(token: Token) -> None:
-    assert not Token(WORDS + "2").is_valid_cookie(token.sign(0), 0)
-    assert Token(WORDS).is_valid_cookie(token.sign(0), 0)  # as after a restart
+@pytest.fixture
+def door(token: Token) -> Door:
+    return Door(token)
 
 
 @pytest.mark.parametrize(
-    "forged",
+    "path",
     [
-        "",
-        ".",
-        "9999999999",
-        "9999999999.",
-        "x.y",
-        "{until}",
-        "{until}.",
-        "{until}.{signature}x",
-        "{until}0.{signature}",
-        " {until}.{signature}",
-        "{until}..{signature}",
-        "{signature}.{until}",
-        "{until}.\xe9",
+        "/",
+        "/v1/timers",
+        "/page/index.html",
+        "/page/style.css",
+        "/nothing",
+        # These only look open.
+        "/metrics/../",
+        "/healthz/",
+        "//metrics",
     ],
 )
-def test_what_we_have_not_signed_is_no_cookie(token: Token, forged: str) -> None:
-    until, signature = token.sign(0).split(".")
-    forged = forged.format(until=until, signature=signature)
-    assert not token.is_valid_cookie(forged, 0)
+async def test_without_the_token_nothing_is_shown_and_it_is_said_what_to_do(
+    door: Door, path: str
+) -> None:
+    answer = await door.get(path)
+    assert (answer.status, door.refused) == (401, [HttpRefusal.TOKEN])
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert 'send "Authorization: Bearer TOKEN"; docs/live-page.md says' in answer.error
 
 
-# --- tries ----------------------------------------------------------------------------
+async def test_no_more_is_open_than_has_to_be(door: Door) -> None:
+    assert {"/metrics", "/healthz", "/readyz"} == OPEN
+    for path in OPEN:
+        assert (await door.get(path)).status == 200
+        assert (await door.get(path, WRONG)).status == 200
 
 
-def test_so_many_may_be_wrong_at_once_and_then_so_many_a_second() -> None:
-    tries = WrongTokenLimit()
-    assert [tries.fail(100.0) for _ in range(TRIES_AT_ONCE)] == [0] * TRIES_AT_ONCE
-    assert tries.fail(100.0) == 1
-    assert tries.fail(100.0 + 0.9 / TRIES_PER_S) == 1
-    assert tries.fail(100.0 + 1 / TRIES_PER_S) == 0
-    assert tries.fail(100.0 + 1 / TRIES_PER_S) == 1
+async def test_two_tokens_are_none(door: Door) -> None:
+    said = f"Bearer {WORDS}"
+    assert (await door.get("/", said)).status == 200
+    assert (await door.get("/", said, said)).status == 401
 
 
-def test_refused_tries_do_not_lengthen_the_wait() -> None:
-    tries = WrongTokenLimit()
-    for _ in range(1_000):
-        tries.fail(0.0)
-    assert tries.fail(1.0) == 0
-
-
-def test_a_long_time_without_wrong_tries_allows_no_more_at_once() -> None:
-    tries = WrongTokenLimit()
-    waits = [tries.fail(1e9) for _ in range(TRIES_AT_ONCE + 1)]
-    assert waits == [0] * TRIES_AT_ONCE + [1]
+async def test_wrong_tokens_are_logged_rarely_and_never_shown(
+    door: Door, mock_clock: MockClock
+) -> None:
+    with capture_logs() as lines:
+        for _ in range(50):
+            answer = await door.get("/", WRONG)
+            assert (answer.status, "is not the token" in answer.error) == (401, True)
+    assert [line["event"] for line in lines] == ["a wrong token was refused"]
+    assert lines[0]["client"] == "192.0.2.1"
+    assert "another-token" not in str(lines)

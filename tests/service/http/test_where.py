@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from liveness.config.settings import PresenceSettings
+from liveness.service.http.bearer import Token
 from liveness.service.http.middleware import LARGE_AT_ONCE
-from liveness.service.http.sign_in import Token
 from liveness.service.http.users_api import MOST_UIDS, WHERE, WHERE_BYTES
 from liveness.text import json_ready
 from tests.helpers import disk

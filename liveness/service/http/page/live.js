@@ -1034,7 +1034,6 @@ async function explain({ isNew }) {
   let answer;
   try {
     const response = await fetch(`/v1/users/${encodeURIComponent(uid)}`, { headers: { accept: "application/json" } });
-    if (response.status === 401) return signIn();
     answer = await response.json();
   } catch {
     answer = { error: "The sidecar does not answer; ask again when this page is live." };
@@ -1175,7 +1174,6 @@ async function explainRefusal(stream) {
     abort.abort();
   }
   if (stream !== link.stream) return; // another stream was opened meanwhile
-  if (status === 401) return signIn();
   if (status === 400 && error) {
     feed.refused = `Refused: ${error}.`;
     showFeedNote();
@@ -1184,10 +1182,6 @@ async function explainRefusal(stream) {
   }
   if (error) setLink("reconnecting", `reconnecting: ${error}`);
   link.retry = setTimeout(connect, RETRY_MS * (1 + Math.random()));
-}
-
-function signIn() {
-  location.assign("/sign-in");
 }
 
 function setLink(state, text) {
