@@ -221,9 +221,7 @@ class SidecarService:
         )
         mono = self._clock.mono
         return (
-            LiveApi(
-                self._summaries, *readers, stream_readers, self._turnstile, mono=mono
-            ),
+            LiveApi(self._summaries, *readers, self._turnstile, mono=mono),
             FeedApi(
                 *readers,
                 stream_readers,

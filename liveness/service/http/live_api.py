@@ -1,7 +1,7 @@
 """The state of the sidecar as a summary, once or every second.
 
     GET /v1/wheel   one summary
-    GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME&users=true&settle_s=N
+    GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME&users=true
                     the last minutes and the newest records, then every second a summary
                     with the newest records since the one before
 
@@ -12,9 +12,9 @@ records come from memory; after a restart of the sidecar, from the end of the lo
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 from starlette.requests import Request
@@ -39,14 +39,6 @@ from liveness.service.http.event_stream import (
     event,
 )
 from liveness.service.http.pacing import SharedPages
-from liveness.service.http.stream_readers import (
-    SEARCH_STEP,
-    SETTLE,
-    NewestSettled,
-    SettledRecords,
-    StreamReaders,
-    settle_s_in,
-)
 from liveness.service.http.summary import Summaries
 from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
@@ -58,21 +50,10 @@ MAX_RECORDS: Final = 50
 # second at the promised load. Older ones count as left out, matching or not. A stream
 # begins with the matches among as many of the newest records.
 MAX_SEARCHED: Final = 20_000
+# How many records that search reads at a time.
+SEARCH_STEP: Final = 1_000
 
 _log = structlog.get_logger("http")
-
-
-class RecentRecords(NamedTuple):
-    """The newest matching records, the oldest first: all above `after`."""
-
-    entries: list[TailEntry]
-    after: int
-
-    @property
-    def text(self) -> str:
-        """As members of a JSON object."""
-        records = ",".join(entry.json for entry in self.entries)
-        return f'"records":[{records}],"records_after":{self.after}'
 
 
 class LiveApi:
@@ -84,18 +65,15 @@ class LiveApi:
         log_writer: LogWriter,
         feed: LogTail,
         streams: Streams,
-        readers: StreamReaders,
         turnstile: Turnstile,
         *,
         mono: Callable[[], float],
     ) -> None:
-        self._turnstile = turnstile
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
         self._summaries = summaries
         self._log_writer = log_writer
         self._feed = feed
         self._streams = streams
-        self._readers = readers
         self._shared = SharedPages[None](
             lambda _: json_line(summaries.summary()).encode(), turnstile
         )
@@ -114,77 +92,59 @@ class LiveApi:
         return json_text(await self._shared.page(None))
 
     async def _live(self, request: Request) -> Response:
-        query = query_of(request, SETTLE, *SUBSCRIPTION)
-        settle_s, subscription = settle_s_in(query), subscription_in(query)
+        subscription = subscription_in(query_of(request, *SUBSCRIPTION))
 
         async def produce(writer: StreamWriter) -> None:
-            await self._send_summaries(writer, subscription, settle_s)
+            notify = writer.wake.notify
+            self._summaries.follow(notify)
+            try:
+                await self._send_summaries(writer, subscription)
+            finally:
+                self._summaries.unfollow(notify)
 
         return self._streams.events(StreamKind.LIVE, produce)
 
     async def _send_summaries(
-        self, writer: StreamWriter, subscription: Subscription, settle_s: float
+        self, writer: StreamWriter, subscription: Subscription
     ) -> None:
         log_writer, summaries = self._log_writer, self._summaries
-        settled: SettledRecords | None = None
-        if settle_s:
-            settled = SettledRecords(
-                self._readers,
-                log_writer,
-                subscription,
-                settle_s,
-                max_searched=MAX_SEARCHED,
-                turnstile=self._turnstile,
-            )
-        notify = writer.wake.notify
-        summaries.follow(notify)
-        try:
-            position = log_writer.durable_seq
-            log = log_writer.store.log
-            if settled is None:
-                recent = await self._recent(position, subscription)
-            else:
-                newest_settled = await settled.take(MAX_RECORDS)
-                recent = RecentRecords(newest_settled.entries, newest_settled.after)
-            history = f"{summaries.history_text[:-1]},{recent.text}}}"
-            await writer.send(event("history", history, id=f"{log}:{position}"))
-            while True:
-                await writer.wait()
-                newest = log_writer.durable_seq
-                if settled is None:
-                    skipped = max(0, newest - MAX_SEARCHED - position)
-                    records = self._records(position + skipped, skipped, subscription)
-                else:
-                    records = _members(await settled.take(MAX_RECORDS))
-                position = newest
-                text = f"{summaries.text[:-1]},{records}}}"
-                await writer.send(event("summary", text, id=f"{log}:{position}"))
-        finally:
-            summaries.unfollow(notify)
-            if settled is not None:
-                settled.close()
+        position, log = log_writer.durable_seq, log_writer.store.log
+        records, after = await self._recent(position, subscription)
+        shown = f'"records":[{_json(records)}],"records_after":{after}'
+        history = f"{summaries.history_text[:-1]},{shown}}}"
+        await writer.send(event("history", history, id=f"{log}:{position}"))
+        while True:
+            await writer.wait()
+            newest = log_writer.durable_seq
+            skipped = max(0, newest - MAX_SEARCHED - position)
+            shown = self._since(position + skipped, skipped, subscription)
+            position = newest
+            text = f"{summaries.text[:-1]},{shown}}}"
+            await writer.send(event("summary", text, id=f"{log}:{position}"))
 
-    def _records(self, after: int, skipped: int, subscription: Subscription) -> str:
+    def _since(self, after: int, skipped: int, subscription: Subscription) -> str:
         """The matching records above *after*, as JSON; equal subscriptions share it."""
         key = (self._log_writer.durable_seq, after, subscription)
         found = self._found.get(key)
         if found is None:
             if any(newest != key[0] for newest, *_ in self._found):
                 self._found.clear()
-            found = self._found[key] = self._find(after, subscription)
-        records, left_out = found
-        return f'"records":[{records}],"left_out":{left_out + skipped}'
+            records = deque[TailEntry](maxlen=MAX_RECORDS)
+            count = 0
+            for entry in self._feed.since(after, subscription):
+                records.append(entry)
+                count += 1
+            found = self._found[key] = _json(records), count - len(records)
+        text, left_out = found
+        return f'"records":[{text}],"left_out":{left_out + skipped}'
 
-    def _find(self, after: int, subscription: Subscription) -> tuple[str, int]:
-        newest = deque[TailEntry](maxlen=MAX_RECORDS)
-        count = 0
-        for entry in self._feed.since(after, subscription):
-            newest.append(entry)
-            count += 1
-        return ",".join(entry.json for entry in newest), count - len(newest)
+    async def _recent(
+        self, newest: int, subscription: Subscription
+    ) -> tuple[list[TailEntry], int]:
+        """The newest records up to *newest* that match, of the last `MAX_SEARCHED`.
 
-    async def _recent(self, newest: int, subscription: Subscription) -> RecentRecords:
-        """The newest records up to *newest* that match, of the last `MAX_SEARCHED`."""
+        And the seq above which these are all.
+        """
         after = max(newest - MAX_SEARCHED, self._log_writer.first - 1)
         entries = self._feed.newest(after, subscription, MAX_RECORDS)
         first = self._feed.first
@@ -201,13 +161,13 @@ class LiveApi:
                 self._log_throttled(
                     _log.warning, message, key=message, error=str(error)
                 )
-                return RecentRecords(entries, reached)
+                return entries, reached
             entries = [*map(TailEntry, found), *entries]
             reached = step
         if len(entries) >= MAX_RECORDS:
             entries = entries[-MAX_RECORDS:]
             after = entries[0].record.seq - 1
-        return RecentRecords(entries, after)
+        return entries, after
 
     def _read(self, after: int, until: int, subscription: Subscription) -> list[Logged]:
         """The matching records of a range of the log; damaged ones are left out."""
@@ -221,7 +181,5 @@ class LiveApi:
         return found
 
 
-def _members(found: NewestSettled) -> str:
-    """The records of a summary as members of a JSON object."""
-    records = ",".join(entry.json for entry in found.entries)
-    return f'"records":[{records}],"left_out":{found.left_out}'
+def _json(entries: Iterable[TailEntry]) -> str:
+    return ",".join(entry.json for entry in entries)

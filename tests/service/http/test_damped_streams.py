@@ -1,17 +1,12 @@
-"""Streams with `settle_s`: the feed and summaries, in virtual time."""
+"""The feed with `settle_s`, in virtual time."""
 
-import sqlite3
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from structlog.testing import capture_logs
 
 from liveness.config.settings import HttpSettings
-from liveness.service.http import live_api
-from tests.service.http.reading import Event, Reader, reading
+from tests.service.http.reading import Event, reading
 from tests.service.rig import Caller, Rig, VirtualWallClock, slowed
 
 SETTLE_S = 5
@@ -128,14 +123,11 @@ async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
         assert rig.counts.limits_met["limits.max_settling"] == 3
 
 
-@pytest.mark.parametrize("page", ["feed", "live"])
 @pytest.mark.rig(clock=VirtualWallClock, max_settling=100)
-async def test_a_stream_that_ends_gives_back_the_room_of_what_waits(
-    rig: Rig, page: str
-) -> None:
+async def test_a_stream_that_ends_gives_back_the_room_of_what_waits(rig: Rig) -> None:
     users = [f"user-{n}" for n in range(100)]
     gateway = await rig.gateway_of(users, kinds=[])
-    async with reading(rig.door(), f"/v1/{page}?settle_s={SETTLE_S}") as reader:
+    async with feed(rig) as reader:
         await reader.event()
         await does(gateway, "logout", *users)
         await trio.sleep(2)
@@ -157,102 +149,3 @@ async def test_offlines_that_wait_are_no_backlog(rig: Rig) -> None:
             await does(gateway, "logout", *users[n : n + 90])
             await trio.sleep(0.1)
         assert seqs_of(await reader.events(300)) == [*range(301, 601)]
-
-
-# --- summaries --------------------------------------------------------------------------
-
-
-async def shown(reader: Reader, summaries: int) -> list[int]:
-    """The seqs of the records in the next *count* summaries."""
-    events = await reader.events(summaries)
-    assert {event.name for event in events} == {"summary"}
-    return [it["seq"] for event in events for it in event.data["records"]]
-
-
-@virtual
-async def test_summaries_leave_out_short_absences(rig: Rig) -> None:
-    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
-    await does(gateway, "logout", "ada")
-    await does(gateway, "login", "ada")
-    async with reading(rig.door(), f"/v1/live?settle_s={SETTLE_S}") as reader:
-        (history,) = await reader.events(1)
-        assert [it["seq"] for it in history.data["records"]] == [1, 2]
-        assert history.data["records_after"] == 0
-        await does(gateway, "logout", "ada", "bob")
-        assert await shown(reader, 3) == []
-        await does(gateway, "login", "ada")
-        assert await shown(reader, SETTLE_S) == [6]
-
-
-@virtual
-async def test_what_a_stream_begins_with_is_all_above_what_did_not_fit(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_api, "MAX_RECORDS", 4)
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    await does(gateway, "logout", "ada")
-    await does(gateway, "login", *[f"late-{n}" for n in range(10)])
-    await trio.sleep(SETTLE_S)
-    async with reading(rig.door(), f"/v1/live?settle_s={SETTLE_S}") as reader:
-        (history,) = await reader.events(1)
-        assert [it["seq"] for it in history.data["records"]] == [10, 11, 12, 2]
-        assert history.data["records_after"] == 9
-
-
-@virtual
-async def test_a_search_for_what_settles_is_bounded(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_api, "MAX_SEARCHED", 10)
-    monkeypatch.setattr(live_api, "MAX_RECORDS", 4)
-    gateway = await rig.gateway_of([f"early-{n}" for n in range(20)], kinds=[])
-    async with reading(rig.door(), f"/v1/live?settle_s={SETTLE_S}") as reader:
-        (history,) = await reader.events(1)
-        assert [it["seq"] for it in history.data["records"]] == [17, 18, 19, 20]
-        assert history.data["records_after"] == 16
-        await does(gateway, "logout", "early-0")
-        assert await shown(reader, 2) == []
-        await does(gateway, "login", *[f"late-{n}" for n in range(30)])
-        (summary,) = await reader.events(1)
-        records = [it["seq"] for it in summary.data["records"]]
-        # Twenty were not searched, six did not fit, and the offline waited.
-        assert (records, summary.data["left_out"]) == ([48, 49, 50, 51], 27)
-
-
-@virtual
-async def test_what_cannot_be_read_is_left_out_and_counted(
-    rig: Rig, tmp_path: Path
-) -> None:
-    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
-    rig.sidecar.feed._tail.clear()
-    rig.store.path.rename(tmp_path / "away")
-    with capture_logs() as lines:
-        async with reading(rig.door(), f"/v1/live?settle_s={SETTLE_S}") as reader:
-            (history,) = await reader.events(1)
-            assert (history.data["records"], history.data["records_after"]) == ([], 2)
-            await does(gateway, "logout", "ada")
-            assert await shown(reader, 2) == []
-            await does(gateway, "login", "eve", "dan")
-            rig.sidecar.feed._tail.clear()
-            (summary,) = await reader.events(1)
-            # Two cannot be read, and the offline waited.
-            assert (summary.data["records"], summary.data["left_out"]) == ([], 3)
-            await does(gateway, "login", "kim")
-            assert await shown(reader, 1) == [6]
-    assert [line["event"] for line in lines if "cannot be read" in line["event"]] == [
-        "the log cannot be read: a stream leaves records out"
-    ]
-
-
-@pytest.mark.parametrize("query", ["", f"?settle_s={SETTLE_S}"])
-@virtual
-async def test_damaged_records_are_left_out_of_summaries(rig: Rig, query: str) -> None:
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    await does(gateway, "login", "bob")
-    await does(gateway, "login", "eve")
-    with closing(sqlite3.connect(rig.store.path)) as db, db:
-        db.execute("update log set crc = crc + 1 where last = 2")
-    rig.sidecar.feed._tail.clear()
-    async with reading(rig.door(), f"/v1/live{query}") as reader:
-        (history,) = await reader.events(1)
-        assert [it["seq"] for it in history.data["records"]] == [1, 3]

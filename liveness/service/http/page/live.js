@@ -859,7 +859,7 @@ function showHead(summary) {
 
 const FEED_KINDS = ["online", "offline", "moved"];
 const feed = {
-  filter: { kinds: FEED_KINDS, uid: "", gateway: "", users: false, settle: "" },
+  filter: { kinds: FEED_KINDS, uid: "", gateway: "", users: false },
   rows: [], // as shown, the newest first
   waiting: [], // the same, while the list is paused
   isPaused: false,
@@ -890,7 +890,6 @@ function why(record) {
       return `by login, ${how} ${visible(record.from)}`;
     }
     default:
-      // With `settle_s` a user moves by whatever was heard first at the other gateway.
       return `by ${record.reason}${record.kind === "moved" ? `, from ${visible(record.from)}` : ""}`;
   }
 }
@@ -921,7 +920,7 @@ function matches(record) {
   return !gateway || [record.gateway, record.from].includes(gateway);
 }
 
-const rowsOf = (log, records) => records.map((record) => ({ id: `${log}:${record.seq}`, record }));
+const rowsOf = (records) => records.map((record) => ({ record }));
 
 /** Takes the newest records that a stream begins with. */
 function openFeed(id, { records, records_after }) {
@@ -934,7 +933,7 @@ function openFeed(id, { records, records_after }) {
   }
   feed.isOld = false;
   feed.missed = null;
-  feed.rows = rowsOf(log, records).reverse();
+  feed.rows = rowsOf(records).reverse();
   if (records.length && records_after) feed.rows.push({ text: "Older records are in the log: see liveness log." });
   feed.waiting = [];
   byId("records").replaceChildren();
@@ -943,8 +942,7 @@ function openFeed(id, { records, records_after }) {
 }
 
 function showFeed(summary, gap) {
-  const known = new Set([...feed.rows, ...feed.waiting].map(({ id }) => id));
-  const fresh = rowsOf(summary.log, summary.records).filter(({ id }) => !known.has(id));
+  const fresh = rowsOf(summary.records);
   if (summary.left_out) fresh.unshift({ text: `${plural(summary.left_out, "more record")} at ${clock(summary.at)}` });
   if (gap) fresh.unshift({ text: gap });
   const to = feed.isPaused ? feed.waiting : feed.rows;
@@ -962,9 +960,9 @@ function showRows(fresh) {
 }
 
 function showFeedNote() {
-  const { kinds, uid, gateway, users, settle } = feed.filter;
+  const { kinds, uid, gateway, users } = feed.filter;
   const areAll = kinds.length === FEED_KINDS.length;
-  const conditions = [!areAll && kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`, users && "of users only", settle && `of users away for ${settle} s`].filter(Boolean);
+  const conditions = [!areAll && kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`, users && "of users only"].filter(Boolean);
   const place = feed.searched ? `None among the newest ${plural(feed.searched, "record")}` : "Nothing yet";
   const none = conditions.length ? `${place}: ${conditions.join(" ")}.` : "Nothing yet. Users who come online, go offline or move are listed here.";
   setText(byId("feed-note"), feed.refused || (feed.rows.some(({ record }) => record) ? "" : none));
@@ -987,7 +985,6 @@ function watchFeed() {
       uid: data.get("uid").trim(),
       gateway: data.get("gateway").trim(),
       users: data.has("users"),
-      settle: Number(data.get("settle")) ? data.get("settle") : "",
     };
     feed.refused = "";
     // What is here and matches, until the new stream begins with the newest that match.
@@ -1131,12 +1128,11 @@ function connect() {
   clearTimeout(link.retry);
   link.retry = 0;
   link.stream?.close();
-  const { kinds, uid, gateway, users, settle } = feed.filter;
+  const { kinds, uid, gateway, users } = feed.filter;
   const query = new URLSearchParams({ kind: kinds });
   if (uid) query.set("uid", uid);
   if (gateway) query.set("gateway", gateway);
   if (users) query.set("users", "true");
-  if (settle) query.set("settle_s", settle);
   const stream = new EventSource(`/v1/live?${query}`);
   link.stream = stream;
   link.opened = performance.now();
@@ -1246,8 +1242,7 @@ function gapBetween(before, summary, missed) {
 
 /** A summary with the records from before its stream was opened, and after the one before. */
 function withMissed(before, summary, { log, records }) {
-  // An offline that settles comes behind newer records; `showFeed` leaves out repeats.
-  const isNew = ({ seq }) => before?.log !== log || seq > before.seq || feed.filter.settle;
+  const isNew = ({ seq }) => before?.log !== log || seq > before.seq;
   return { ...summary, records: [...records.filter(isNew), ...summary.records] };
 }
 
