@@ -17,7 +17,7 @@ from starlette.requests import Request
 from liveness.config.secret_file import SecretFile
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.logs import LogThrottle
-from liveness.service.http.middleware import STILL_ALLOWED, Rejection, refusal
+from liveness.service.http.middleware import STILL_ALLOWED, RequestRefused
 
 OPEN: Final = frozenset({"/metrics", "/healthz", "/readyz"})
 LOG_S: Final = 10.0
@@ -48,15 +48,15 @@ class Token:
         is_same = hmac.compare_digest(text.strip().encode(), self._secret)
         return scheme.lower() == "bearer" and is_same
 
-    def check(self, request: Request) -> Rejection | None:
+    def check(self, request: Request) -> None:
         """Refuse a request without the token, unless its page is open to all."""
         if request.scope["path"] in OPEN:
-            return None
-        headers = request.headers.getlist("authorization")
-        if self.matches(headers):
-            request.scope[STILL_ALLOWED] = partial(self.matches, headers)
-            return None
-        if headers:
+            return
+        given = request.headers.getlist("authorization")
+        if self.matches(given):
+            request.scope[STILL_ALLOWED] = partial(self.matches, given)
+            return
+        if given:
             client = request.client.host if request.client else None
             message = "a wrong token was refused"
             self._log_throttled(_log.warning, message, key="token", client=client)
@@ -66,7 +66,8 @@ class Token:
                 "this page needs the token that is in the file of http.token_file: send "
                 '"Authorization: Bearer TOKEN"; docs/live-page.md says how a browser gets in'
             )
-        return refusal(HttpRefusal.TOKEN, 401, error, {"www-authenticate": "Bearer"})
+        headers = {"www-authenticate": "Bearer"}
+        raise RequestRefused(HttpRefusal.TOKEN, 401, error, headers)
 
 
 def read_token(path: Path | None) -> Token | None:

@@ -3,11 +3,9 @@
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-from starlette.types import ASGIApp
 
 from liveness.config.settings import HttpSettings
 from liveness.core.links.link_registry import LinkRegistry
@@ -25,7 +23,6 @@ from liveness.service.http.middleware import (
     Middleware,
     Refused,
     allow_hosts,
-    deny_all,
     only_health,
     read_only,
 )
@@ -67,21 +64,15 @@ class HttpServer:
 
         http = self.settings
         app = self.app(door, refused)
-        checked = partial(
-            Middleware, refused=refused, max_body_bytes=http.max_body_bytes
-        )
-        health = checked(app, checks=[only_health(http.max_connections)])
+        checks = [only_health(http.max_connections)]
+        health = Middleware(app, checks, refused, max_body_bytes=http.max_body_bytes)
         log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self.clock.mono)
 
-        def is_denied(connection: socket.socket) -> bool:
-            admin = self.registry.access.admin
-            return door == "admin" and not admin.admits(peer_of(connection))
-
-        def app_for(connection: socket.socket, is_for_all: bool) -> ASGIApp:
-            if not is_denied(connection):
-                return app if is_for_all else health
-            peer = peer_of(connection)
-            why = self.registry.access.why_no_admin(peer)
+        def why_denied(connection: socket.socket) -> str | None:
+            access = self.registry.access
+            if door != "admin" or access.admin.admits(peer := peer_of(connection)):
+                return None
+            why = access.why_no_admin(peer)
             log_throttled(
                 _log.warning,
                 "admin refused",
@@ -90,9 +81,9 @@ class HttpServer:
                 unix_user=peer.unix_user,
                 detail=why,
             )
-            return checked(app, checks=[deny_all(why)])
+            return why
 
-        listener = HttpListener(app_for, http, refused, self.turnstile, is_denied)
+        listener = HttpListener(app, health, http, refused, self.turnstile, why_denied)
         acceptor = Acceptor(sock, door, self.counts.accepts_put_off)
         await listener.run(acceptor, stopped)
 

@@ -9,6 +9,7 @@ health check is answered long before its turn comes.
 
 import json
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -29,7 +30,8 @@ from liveness.service.links.acceptor import Acceptor
 LOG_S: Final = 10.0
 # How long requests may go on at a stop.
 STOP_S: Final = 0.5
-# Connections at a time of clients without access, which get only an error.
+# Clients without access get an error at once. This many of their connections are kept
+# open, so that they can send their request, and then read it.
 DENIED_CONNECTIONS: Final = 10
 # Connections at a time that only health checks may use, when all others are taken.
 HEALTH_CONNECTIONS: Final = 10
@@ -40,25 +42,26 @@ _log = structlog.get_logger("http")
 class HttpListener:
     """Serves each connection in a task of its own.
 
-    *app_for* returns the application for a connection; its second argument says whether
-    that is for every page, and not for health checks only. *refused* counts requests and
-    connections that are refused. Clients that *is_denied* are told so by their application,
-    on connections beside those of others.
+    *health* is the application of connections for health checks only. *refused* counts
+    requests and connections that are refused. *why_denied* says why a client has no access,
+    if it has none.
     """
 
     def __init__(
         self,
-        app_for: Callable[[socket.socket, bool], ASGIApp],
+        app: ASGIApp,
+        health: ASGIApp,
         settings: HttpSettings,
         refused: Refused,
         turnstile: Turnstile,
-        is_denied: Callable[[socket.socket], bool] = lambda _: False,
+        why_denied: Callable[[socket.socket], str | None] = lambda _: None,
     ) -> None:
-        self._app_for = app_for
+        self._app = app
+        self._health = health
         self._settings = settings
         self._refused = refused
         self._turnstile = turnstile
-        self._is_denied = is_denied
+        self._why_denied = why_denied
         self._is_stopping = False
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
         # Each connection is represented by the cancel scope that ends it. Dicts keep the
@@ -66,7 +69,7 @@ class HttpListener:
         self._for_all = set[trio.CancelScope]()
         self._idle: dict[trio.CancelScope, None] = {}  # of those
         self._for_health: dict[trio.CancelScope, None] = {}
-        self._denied = set[trio.CancelScope]()
+        self._denied = deque[socket.socket]()
 
     async def run(
         self, acceptor: Acceptor, stopped: Callable[[], Awaitable[object]]
@@ -84,22 +87,31 @@ class HttpListener:
             while self._idle:
                 _end_first(self._idle)
             connections.cancel_scope.deadline = trio.current_time() + STOP_S
+        for sock in self._denied:
+            sock.close()
 
     async def _accept(self, acceptor: Acceptor, connections: trio.Nursery) -> None:
-        most_denied = min(DENIED_CONNECTIONS, self._settings.max_connections)
         while True:
             sock = await acceptor.accept()
-            scope = trio.CancelScope()
-            if not self._is_denied(sock):
-                app = self._app_for(sock, self._take_slot(scope))
-            elif len(self._denied) < most_denied:
-                self._denied.add(scope)
-                app = self._app_for(sock, True)
-            else:
-                self._refused(HttpRefusal.CONNECTIONS)
-                _turn_away(sock)
+            if why := self._why_denied(sock):
+                self._deny(sock, why)
                 continue
+            scope = trio.CancelScope()
+            app = self._app if self._take_slot(scope) else self._health
             connections.start_soon(self._serve, sock, app, scope)
+
+    def _deny(self, sock: socket.socket, why: str) -> None:
+        """Answer without reading the request, and without waiting for the client."""
+        self._refused(HttpRefusal.ACCESS)
+        body = json.dumps({"error": why})
+        with suppress(OSError):  # the client may have disconnected
+            sock.send(
+                "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
+            )
+        self._denied.append(sock)
+        if len(self._denied) > DENIED_CONNECTIONS:
+            self._denied.popleft().close()
 
     def _take_slot(self, connection: trio.CancelScope) -> bool:
         """Whether a new connection, which is idle, may request every page."""
@@ -135,7 +147,6 @@ class HttpListener:
             self._for_all.discard(scope)
             self._idle.pop(scope, None)
             self._for_health.pop(scope, None)
-            self._denied.discard(scope)
 
     def _set_idle(self, connection: trio.CancelScope, is_idle: bool) -> None:
         self._idle.pop(connection, None)
@@ -149,19 +160,3 @@ def _end_first(connections: dict[trio.CancelScope, None]) -> None:
     first = next(iter(connections))
     del connections[first]
     first.cancel()
-
-
-def _turn_away(sock: socket.socket) -> None:
-    """Answer 503 without reading the request, and without waiting for the client."""
-    message = (
-        f"all {DENIED_CONNECTIONS} connections for users without access are in use; "
-        "ask again later"
-    )
-    body = json.dumps({"error": message})
-    with sock, suppress(OSError):  # the client may have disconnected
-        sock.send(
-            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
-            f"{body}".encode()
-        )
-        sock.recv(65_536)  # close() with unread data would reset, and drop the answer

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from ipaddress import ip_address
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 import trio
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from liveness.metrics.counts import HttpRefusal
@@ -51,28 +51,31 @@ _HEADERS: Final = [
 _log = structlog.get_logger("http")
 
 
-class Rejection(NamedTuple):
-    """Why a request is refused, and the answer to it."""
-
-    why: HttpRefusal
-    answer: Response
-
-
-# A key of the scope: a function that says whether the request's token is still
-# valid. Long answers call it.
+# A key of the scope: a function that says whether the request's token is still valid. Long
+# answers call it.
 STILL_ALLOWED: Final = "liveness.still_allowed"
 
-# Returns why a request is refused, or None.
-Check = Callable[[Request], Rejection | None]
 # Counts a refusal.
 Refused = Callable[[HttpRefusal], None]
 
 
-def refusal(
-    why: HttpRefusal, status: int, message: str, headers: dict[str, str] | None = None
-) -> Rejection:
-    """A refusal with a JSON error."""
-    return Rejection(why, JSONResponse({"error": message}, status, headers))
+class RequestRefused(Exception):
+    """A request is refused; *headers* are added to the answer."""
+
+    def __init__(
+        self,
+        why: HttpRefusal,
+        status: int,
+        message: str,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.why = why
+        self.answer = JSONResponse({"error": message}, status, headers)
+
+
+# Raises `RequestRefused`.
+Check = Callable[[Request], None]
 
 
 class Middleware:
@@ -104,28 +107,20 @@ class Middleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        larger = self._larger_bodies.get(scope["path"])
-        most = larger or self._max_body_bytes
-        rejection = self._rejection(Request(scope), most)
-        if rejection is None:
-            async with self._large_at_once.get(scope["path"], nullcontext()):
-                rejection = await self._answer(scope, receive, send, most)
-        if rejection is not None:
-            self._refused(rejection.why)
-            await _answer_unread(rejection.answer, scope, receive, _with_headers(send))
-
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, most: int
-    ) -> Rejection | None:
-        """Read the body and answer; return why the body is refused, if it is."""
-        read = await self._read(receive, most)
-        if read is None:
-            return None  # the client has disconnected
-        rejection, body = read
-        if rejection is not None:
-            return rejection
+        send = _with_headers(send)
         try:
-            await self._pages(scope, _replay(body, receive), _with_headers(send))
+            most = self._check(Request(scope))
+            async with self._large_at_once.get(scope["path"], nullcontext()):
+                body = await self._read(receive, most)
+                if body is not None:  # else the client has disconnected
+                    await self._answer(scope, _replay(body, receive), send)
+        except RequestRefused as refusal:
+            self._refused(refusal.why)
+            await refusal.answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._pages(scope, receive, send)
         except Exception as error:
             self._log_throttled(
                 _log.error,
@@ -133,23 +128,21 @@ class Middleware:
                 key=type(error).__name__,
                 exc_info=error,
             )
-        return None
 
-    def _rejection(self, request: Request, most: int) -> Rejection | None:
+    def _check(self, request: Request) -> int:
+        """Check a request but its body, and return how many bytes that may have."""
         if (version := request.scope["http_version"]) not in _VERSIONS:
             message = f"HTTP/{version} is not supported here; use HTTP/1.1"
-            return refusal(HttpRefusal.MALFORMED, 505, message)
+            raise RequestRefused(HttpRefusal.MALFORMED, 505, message)
         for check in self._checks:
-            if rejection := check(request):
-                return rejection
+            check(request)
+        most = self._larger_bodies.get(request.scope["path"], self._max_body_bytes)
         if int(request.headers.get("content-length", "0")) > most:
-            return self._too_large(most)
-        return None
+            raise self._too_large(most)
+        return most
 
-    async def _read(
-        self, receive: Receive, most: int
-    ) -> tuple[Rejection | None, bytes] | None:
-        """The body, or the reason to refuse it; None if the client has disconnected."""
+    async def _read(self, receive: Receive, most: int) -> bytes | None:
+        """The body; None if the client has disconnected."""
         body = bytearray()  # one buffer: a list of tiny pieces could be large
         while True:
             message = await receive()
@@ -157,17 +150,15 @@ class Middleware:
                 return None
             body += message["body"]
             if len(body) > most:
-                return self._too_large(most), b""
+                raise self._too_large(most)
             if not message["more_body"]:
-                return None, bytes(body)
+                return bytes(body)
 
-    def _too_large(self, most: int) -> Rejection:
-        name = "; send less"
+    def _too_large(self, most: int) -> RequestRefused:
+        message = f"the body has more than {most} bytes; send less"
         if most == self._max_body_bytes:
-            name += " (http.max_body_bytes)"
-        return refusal(
-            HttpRefusal.BODY, 413, f"the body has more than {most} bytes{name}"
-        )
+            message += " (http.max_body_bytes)"
+        return RequestRefused(HttpRefusal.BODY, 413, message)
 
 
 # --- checks -------------------------------------------------------------------------
@@ -180,30 +171,21 @@ def allow_hosts(names: Collection[str]) -> Check:
     read what only this host may read, sends that name as Host.
     """
 
-    def check(request: Request) -> Rejection | None:
+    def check(request: Request) -> None:
         given = request.headers.getlist("host")
         found = _HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
         if found is None or (found[1] and not is_address(found[1])):
             message = (
                 "the request has no Host, or a malformed one; send the host of its URL"
             )
-            return refusal(HttpRefusal.HOST, 400, message)
+            raise RequestRefused(HttpRefusal.HOST, 400, message)
         # The root's dot at the end makes no difference.
         name = (found[1] or found[2]).removesuffix(".")
         if name in names or is_address(name):
-            return None
+            return
         message = f"Host is {name!r:.80}, which is not a name of this sidecar"
         message += "; use its address, or add the name to http.hosts"
-        return refusal(HttpRefusal.HOST, 421, message)
-
-    return check
-
-
-def deny_all(why: str) -> Check:
-    """Refuse every request, with *why* as the error: this client has no access."""
-
-    def check(_: Request) -> Rejection | None:
-        return refusal(HttpRefusal.ACCESS, 403, why)
+        raise RequestRefused(HttpRefusal.HOST, 421, message)
 
     return check
 
@@ -211,13 +193,13 @@ def deny_all(why: str) -> Check:
 def only_health(most: int) -> Check:
     """Refuse all but health checks, on the connections beyond the *most* for all pages."""
 
-    def check(request: Request) -> Rejection | None:
+    def check(request: Request) -> None:
         if request.scope["path"] in HEALTH:
-            return None
+            return
         message = f"all {most} connections are in use, and none is idle; "
         message += "ask again later (http.max_connections)"
         headers = {"connection": "close", "retry-after": "1"}
-        return refusal(HttpRefusal.CONNECTIONS, 503, message, headers)
+        raise RequestRefused(HttpRefusal.CONNECTIONS, 503, message, headers)
 
     return check
 
@@ -225,17 +207,17 @@ def only_health(most: int) -> Check:
 def read_only(posts: Collection[str]) -> Check:
     """Refuse methods other than GET and HEAD, except POST to the paths in *posts*."""
 
-    def check(request: Request) -> Rejection | None:
+    def check(request: Request) -> None:
         may_post = request.scope["path"] in posts
         allowed = ["GET", "HEAD"] + ["POST"] * may_post
         if request.method in allowed:
-            return None
+            return
         message = (
             f"{request.method:.20} is not allowed at this address, which only reads"
         )
         message += "; use admin.sock for changes"
         headers = {"allow": ", ".join(allowed)}
-        return refusal(HttpRefusal.METHOD, 405, message, headers)
+        raise RequestRefused(HttpRefusal.METHOD, 405, message, headers)
 
     return check
 
@@ -250,21 +232,6 @@ def is_address(host: str) -> bool:
 
 
 # --- bodies and answers -------------------------------------------------------------
-
-
-async def _answer_unread(
-    answer: Response, scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Answer while discarding the rest of the body, so that the connection can end."""
-
-    async def discard() -> None:
-        while (await receive())["type"] == "http.request":
-            pass
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(discard)
-        await answer(scope, receive, send)
-        nursery.cancel_scope.cancel()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -73,7 +73,6 @@ class Door:
     def __init__(self, path: Path, connections: int) -> None:
         self._path = path
         self.refused: list[HttpRefusal] = []
-        self.asked: list[socket.socket] = []
         self.passes = Passes()
         self.began_at: list[int] = []  # the pass in which each request reached the gate
         self.clients: list[Client] = []
@@ -93,11 +92,9 @@ class Door:
             gate, checks, self.refused.append, max_body_bytes=BODY_BYTES
         )
 
-        def app_for(sock: socket.socket, is_for_all: bool) -> Middleware:
-            self.asked.append(sock)
-            return gate if is_for_all else health
-
-        served = HttpListener(app_for, self.settings, self.refused.append, Turnstile())
+        served = HttpListener(
+            gate, health, self.settings, self.refused.append, Turnstile()
+        )
         await served.run(
             Acceptor(listener, "http", {}),  # type: ignore[arg-type]  # nothing is put off
             self.stop.wait,
@@ -449,17 +446,6 @@ async def test_whatever_a_crowd_sends_is_parsed_in_pieces_and_one_request_per_pa
         assert len(door.began_at) == len(set(door.began_at)) >= CROWD
         assert parsing.most_bytes_in_a_pass <= HEAD_BYTES
         assert parsing.most_events_in_a_pass <= CROWD
-
-
-async def test_an_application_is_chosen_by_the_connection(door: Door) -> None:
-    client = await door.connect()
-    for _ in range(2):
-        await client.send(GET % b"")
-        await client.answer()
-    (sock,) = door.asked
-    assert sock.family is socket.AF_UNIX
-    await door.answer(CLOSE)
-    assert len(door.asked) == 2
 
 
 # --- protocols ------------------------------------------------------------------------
