@@ -37,7 +37,6 @@ from liveness.service.http.gateways_api import GatewaysApi, GuardApi
 from liveness.service.http.http_server import HttpServer
 from liveness.service.http.live_api import LiveApi
 from liveness.service.http.readings import Readings
-from liveness.service.http.stream_readers import StreamReaders
 from liveness.service.http.summary import Summaries
 from liveness.service.http.timers_api import TimersApi
 from liveness.service.http.users_api import (
@@ -212,22 +211,14 @@ class SidecarService:
     def _make_apis(self) -> tuple[Api, ...]:
         engine, parts, log_writer = self.engine, self.parts, self.log_writer
         readers = (log_writer, self.feed, self.streams)
-        stream_readers = StreamReaders(
-            log_writer,
-            self.feed,
-            clock=self._clock,
-            counts=self.counts,
-            max_settling=self.config.limits.max_settling,
-        )
-        mono = self._clock.mono
         return (
-            LiveApi(self._summaries, *readers, self._turnstile, mono=mono),
+            LiveApi(self._summaries, *readers, self._turnstile, mono=self._clock.mono),
             FeedApi(
                 *readers,
-                stream_readers,
-                mono=mono,
+                clock=self._clock,
                 counts=self.counts,
                 max_backlog=self.config.http.max_backlog,
+                max_settling=self.config.limits.max_settling,
             ),
             OnlineUsersApi(*readers, self._spools, self.counts),
             TimersApi(engine, self.scheduler, log_writer, clock=self._clock),

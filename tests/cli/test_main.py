@@ -248,15 +248,6 @@ def test_what_ends_serve_is_an_entry_of_the_journal(
     assert re.fullmatch(r"[\d-]+T[\d:.]+Z", line["timestamp"])
 
 
-def test_a_bug_has_its_traceback_where_the_log_is_text(tmp_path: Path) -> None:
-    path = broken(tmp_path, "starlette", BUG)
-    environ = environment(PYTHONPATH=path, LIVENESS_LOGGING_FORMAT="text")
-    ended = process("serve", env=environ)
-    assert ended.returncode == 1
-    assert re.search(r"\[critical *\] failed", ended.stderr.splitlines()[0])
-    assert "Traceback (most recent call last):\n" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [

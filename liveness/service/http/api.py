@@ -76,6 +76,11 @@ def answering(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
+def route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
+    """A route whose endpoint may raise `ApiError`."""
+    return Route(path, answering(endpoint), methods=[method])
+
+
 class BoundedPage:
     """An endpoint with a limit on how many answers are made and sent at a time."""
 

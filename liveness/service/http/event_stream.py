@@ -12,16 +12,14 @@ Source:
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from enum import StrEnum
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import Final
 
 import trio
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from liveness.metrics.counts import Counts
 from liveness.service.common.notifier import Notifier
@@ -40,55 +38,53 @@ NOT_ALLOWED: Final = (
 )
 
 
-class StreamKind(StrEnum):
-    """The content of a stream."""
-
-    FEED = "feed"  # records
-    LIVE = "live"  # summaries
-    USERS = "users"  # the list of everyone online
-
-
+# What streams send: records, summaries, or the list of everyone online.
+FEED: Final = "feed"
+LIVE: Final = "live"
+USERS: Final = "users"
 # Slots for one kind. A list of everyone online takes disk space until it is read.
-MAX_OF_KIND: Final = {StreamKind.USERS: 4}
+MAX_OF_KIND: Final = {USERS: 4}
 
 
 class StreamEnded(Exception):
     """A stream ends; the message is the reason for its reader."""
 
 
-class StreamWriter:
-    """Sends one stream to its reader.
+class Stream(Response):
+    """An answer whose data is sent by a function, in a slot of `Streams`.
 
     The turnstile is passed before each new batch of data.
     """
 
     def __init__(
-        self,
-        send: Send,
-        media: str,
-        is_stopping: Callable[[], bool],
-        is_allowed: Callable[[], bool],
-        turnstile: Turnstile,
+        self, streams: "Streams", kind: str, produce: "Produce", media: str
     ) -> None:
-        self._turnstile = turnstile
-        self.is_allowed = is_allowed
-        self.is_stopping = is_stopping
+        super().__init__()
         self.wake = Notifier()  # notified when there may be new data
-        self._send = send
+        self.turnstile = streams.turnstile
+        self._streams = streams
+        self._kind = kind
+        self._produce = produce
         self._media = media
         self._has_begun = False
 
-    async def begin(self) -> None:
-        """Send the head of the answer; after that the request cannot be refused."""
-        if not self._has_begun:
-            self._has_begun = True
-            headers = [
-                (b"content-type", self._media.encode()),
-                (b"x-accel-buffering", b"no"),  # or nginx buffers small pieces
-            ]
-            await self._send(
-                {"type": "http.response.start", "status": 200, "headers": headers}
-            )
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; once data was sent the request cannot be refused any more."""
+        self._send = send
+        self.is_allowed: Callable[[], bool] = scope.get(STILL_ALLOWED, lambda: True)
+        try:
+            if scope["method"] != "HEAD":  # HEAD gets the head only
+                with self._streams.slot(self._kind, self):
+                    await self._produce_until_disconnect(receive)
+        except ApiError as refusal:
+            await refusal.answer()(scope, receive, send)
+        else:
+            await self.write(b"", is_last=True)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the sidecar stops."""
+        return self._streams.is_stopping
 
     async def send(self, data: bytes) -> None:
         """Send data; returns when the client has room for more.
@@ -101,7 +97,15 @@ class StreamWriter:
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """Send data without that check: every reader may see why its stream ends."""
-        await self.begin()
+        if not self._has_begun:
+            self._has_begun = True
+            headers = [
+                (b"content-type", self._media.encode()),
+                (b"x-accel-buffering", b"no"),  # or nginx buffers small pieces
+            ]
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": headers}
+            )
         await self._send(
             {"type": "http.response.body", "body": data, "more_body": not is_last}
         )
@@ -112,7 +116,7 @@ class StreamWriter:
         Raises:
             StreamEnded: The sidecar stops and everything was sent, or as for `send`.
         """
-        if self.is_stopping() and not self.wake.is_notified:
+        if self.is_stopping and not self.wake.is_notified:
             raise StreamEnded(STOPPING)
         until = trio.current_time() + within_s
         while True:
@@ -123,136 +127,103 @@ class StreamWriter:
             await self.send(b": quiet\n\n")
         self._check()
         # One reader at a time: a commit, or a new summary, wakes all of them.
-        await self._turnstile.wait()
+        await self.turnstile.wait()
         return not waiting.cancelled_caught
-
-    async def give_way(self) -> None:
-        """Let others run before the next piece of work."""
-        await self._turnstile.wait()
 
     def _check(self) -> None:
         if not self.is_allowed():
             raise StreamEnded(NOT_ALLOWED)
 
+    async def _produce_until_disconnect(self, receive: Receive) -> None:
+        refusal: ApiError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_until_disconnect, receive, nursery.cancel_scope)
+            try:
+                await self._produce(self)
+            except ApiError as error:
+                refusal = error
+            except StreamEnded:
+                pass  # `Streams.events` has sent the reason
+            nursery.cancel_scope.cancel()
+        if refusal is not None:
+            raise refusal
 
-# Sends the data of a stream until it ends.
-Produce = Callable[[StreamWriter], Awaitable[object]]
+
+# Sends the data of a stream until it ends. Until it has sent something, it may still refuse
+# the request by `ApiError`.
+Produce = Callable[[Stream], Awaitable[object]]
 
 
 class Streams:
-    """The open streams of all listeners.
-
-    At most *most* are open at a time. Each stream passes the turnstile before each new
-    batch of data.
-    """
+    """The open streams of all listeners: at most *most* at a time."""
 
     def __init__(self, *, most: int, counts: Counts, turnstile: Turnstile) -> None:
-        self._turnstile = turnstile
-        self.open: Counter[str] = Counter({kind.value: 0 for kind in StreamKind})
+        self.turnstile = turnstile
+        self.open: Counter[str] = Counter({FEED: 0, LIVE: 0, USERS: 0})
+        self.is_stopping = False
         self._most = most
         self._counts = counts
-        self._is_stopping = False
-        self._writers: set[StreamWriter] = set()
+        self._streams: set[Stream] = set()
 
     def stop(self) -> None:
         """End all streams, each after it has sent all its data."""
-        self._is_stopping = True
-        for writer in self._writers:
-            writer.wake.notify()
+        self.is_stopping = True
+        for stream in self._streams:
+            stream.wake.notify()
 
     def end_disallowed(self) -> None:
         """End the streams whose reader's token is no longer valid.
 
         To be called when the token changes. Without it a stream notices at its next send.
         """
-        for writer in self._writers:
-            if not writer.is_allowed():
-                writer.wake.notify()
+        for stream in self._streams:
+            if not stream.is_allowed():
+                stream.wake.notify()
 
-    def response(self, kind: StreamKind, produce: Produce, *, media: str) -> Response:
-        """An answer whose data is sent by *produce*; 503 if there is no free slot.
+    def events(self, kind: str, produce: Produce) -> Stream:
+        """A stream of events; the last one says why it ends."""
 
-        Until it has sent something, *produce* may still refuse the request by `ApiError`.
-        """
-
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            writer = StreamWriter(
-                *(send, media),
-                lambda: self._is_stopping,
-                scope.get(STILL_ALLOWED, lambda: True),
-                self._turnstile,
-            )
+        async def produce_events(stream: Stream) -> None:
             try:
-                if scope["method"] != "HEAD":  # HEAD gets the head only
-                    await self._run(kind, produce, writer, receive)
-            except ApiError as refusal:
-                await refusal.answer()(scope, receive, send)
-            else:
-                await writer.write(b"", is_last=True)
+                await stream.send(f"retry: {RETRY_MS}\n\n".encode())
+                await produce(stream)
+            except StreamEnded as reason:
+                data = json_line({"why": str(reason)})
+                # Without an id, so that a browser keeps the last one.
+                await stream.write(f"event: end\ndata: {data}\n\n".encode())
 
-        return _StreamResponse(answer)
+        media = "text/event-stream; charset=utf-8"
+        return Stream(self, kind, produce_events, media)
 
-    def events(self, kind: StreamKind, produce: Produce) -> Response:
-        """Like `response`, for events; the last one says why the stream ends."""
-        return self.response(
-            kind, partial(_as_events, produce), media="text/event-stream; charset=utf-8"
-        )
+    @contextmanager
+    def slot(self, kind: str, stream: Stream) -> Iterator[None]:
+        """A slot for a stream.
 
-    async def _run(
-        self, kind: StreamKind, produce: Produce, writer: StreamWriter, receive: Receive
-    ) -> None:
-        # There is no checkpoint between these checks and taking the slot.
+        Raises:
+            ApiError: There is none.
+        """
+        message = ""
         if self.open.total() >= self._most:
+            message = f"all {self._most} streams are in use; ask again later "
+            message += "(http.max_streams)"
+        elif self.open[kind] >= MAX_OF_KIND.get(kind, self._most):
+            message = f"all {self.open[kind]} streams of this kind are in use; "
+            message += "ask again later"
+        if message:
             self._counts.limits_met["http.max_streams"] += 1
-            message = f"all {self._most} streams are in use"
-            raise ApiError(503, f"{message}; ask again later (http.max_streams)")
-        if self.open[kind] >= MAX_OF_KIND.get(kind, self._most):
-            self._counts.limits_met["http.max_streams"] += 1
-            message = f"all {self.open[kind]} streams of this kind are in use"
-            raise ApiError(503, f"{message}; ask again later")
+            raise ApiError(503, message)
         self.open[kind] += 1
-        self._writers.add(writer)
-        refusal: ApiError | None = None
+        self._streams.add(stream)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_until_disconnect, receive, nursery.cancel_scope)
-                try:
-                    with suppress(StreamEnded):  # `_as_events` has sent the reason
-                        await produce(writer)
-                except ApiError as error:
-                    refusal = error
-                nursery.cancel_scope.cancel()
+            yield
         finally:
-            self._writers.discard(writer)
+            self._streams.discard(stream)
             self.open[kind] -= 1
-        if refusal is not None:
-            raise refusal
 
 
 def event(name: str, data: str, *, id: str) -> bytes:
     """One event; *data* is one line."""
     return f"id: {id}\nevent: {name}\ndata: {data}\n\n".encode()
-
-
-async def _as_events(produce: Produce, writer: StreamWriter) -> None:
-    try:
-        await writer.send(f"retry: {RETRY_MS}\n\n".encode())
-        await produce(writer)
-    except StreamEnded as reason:
-        data = json_line({"why": str(reason)})
-        # Without an id, so that a browser keeps the last one.
-        await writer.write(f"event: end\ndata: {data}\n\n".encode())
-
-
-class _StreamResponse(Response):
-    """A response that an ASGI application sends."""
-
-    def __init__(self, answer: ASGIApp) -> None:
-        super().__init__()
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
 
 
 async def _until_disconnect(receive: Receive, reading: trio.CancelScope) -> None:

@@ -14,7 +14,6 @@ falls too far behind gets an event that says so, and its stream ends.
 
 import re
 import sqlite3
-from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -24,25 +23,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from liveness.core.sessions.damping import MOST_SETTLE_S, DampingCounts, SettlingRoom
 from liveness.core.wire.uids import MAX_INTEGER
 from liveness.metrics.counts import Counts
+from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.http.api import (
     SUBSCRIPTION,
     ApiError,
-    answering,
     query_of,
+    route,
     subscription_in,
 )
 from liveness.service.http.event_stream import (
+    FEED,
     STOPPING,
+    Stream,
     StreamEnded,
-    StreamKind,
     Streams,
-    StreamWriter,
     event,
 )
-from liveness.service.http.stream_readers import SETTLE, StreamReaders, settle_s_in
 from liveness.service.storage.damped_reader import DampedReader
 from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
@@ -61,48 +61,54 @@ _log = structlog.get_logger("http")
 
 
 class FeedApi:
-    """The route of the feed."""
+    """The route of the feed. At most *max_settling* offlines wait, in all its streams."""
 
     def __init__(
         self,
         log_writer: LogWriter,
         feed: LogTail,
         streams: Streams,
-        readers: StreamReaders,
         *,
-        mono: Callable[[], float],
+        clock: Clock,
         counts: Counts,
         max_backlog: int,
+        max_settling: int,
     ) -> None:
         self._log_writer = log_writer
         self._feed = feed
         self._streams = streams
-        self._readers = readers
+        self._clock = clock
         self._counts = counts
         self._max_backlog = max_backlog
-        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
+        self._room = SettlingRoom(max_settling)
+        self._damping = DampingCounts()
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The same route for every listener."""
-        return [Route("/v1/feed", answering(self._answer))]
+        return [route("/v1/feed", self._answer)]
 
     async def _answer(self, request: Request) -> Response:
-        query = query_of(request, "after", SETTLE, *SUBSCRIPTION)
+        query = query_of(request, "after", "settle_s", *SUBSCRIPTION)
         after = query.pop("after", None)
-        settle_s, subscription = settle_s_in(query), subscription_in(query)
+        settle_s, subscription = _settle_s(query), subscription_in(query)
         last_id = request.headers.get("last-event-id")
         position, is_new = self._start(after, last_id)
 
-        async def produce(writer: StreamWriter) -> None:
-            reader = self._readers.open(
+        async def produce(stream: Stream) -> None:
+            reader = DampedReader(
+                self._log_writer,
+                self._feed,
                 subscription,
                 position,
-                settle_s,
+                clock=self._clock,
+                settle_s=settle_s,
+                room=self._room,
                 is_resumed=after is not None or last_id is not None,
+                counts=self._damping,
             )
-            await self._send_records(writer, reader, is_new=is_new)
+            await self._send_records(stream, reader, is_new=is_new)
 
-        return self._streams.events(StreamKind.FEED, produce)
+        return self._streams.events(FEED, produce)
 
     def _start(self, after: str | None, last_id: str | None) -> tuple[int, bool]:
         """The seq after which to begin, and whether this log is new to the reader."""
@@ -119,35 +125,35 @@ class FeedApi:
         return oldest if last_shared is None else min(seq, last_shared), True
 
     async def _send_records(
-        self, writer: StreamWriter, reader: DampedReader, *, is_new: bool
+        self, stream: Stream, reader: DampedReader, *, is_new: bool
     ) -> None:
         log_writer, log = self._log_writer, self._log_writer.store.log
         first = json_line({"log": log, "seq": reader.position, "new": is_new})
-        await writer.send(event("log", first, id=f"{log}:{reader.position}"))
+        await stream.send(event("log", first, id=f"{log}:{reader.position}"))
         id_ = f"id: {log}".encode()  # in front of each event
-        self._feed.follow(reader, writer.wake.notify)
+        self._feed.follow(reader, stream.wake.notify)
         try:
             least = inf  # the fewest records that the reader was behind
             has_settled = False
             while True:
                 while reader.is_behind or has_settled:
                     has_settled = False
-                    is_last = writer.is_stopping()
+                    is_last = stream.is_stopping
                     behind = log_writer.durable_seq - reader.reached
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
                     if reader.is_damped:  # it may hold back all its records
-                        await writer.give_way()
+                        await stream.turnstile.wait()
                     entries = await self._read(reader)
                     entries.reverse()
                     while entries:
-                        await writer.send(_take_events(entries, id_))
+                        await stream.send(_take_events(entries, id_))
                     if is_last:
                         raise StreamEnded(STOPPING)
                 least = 0
                 await trio.sleep(GATHER_S)
-                has_settled = not await writer.wait(reader.next_in_s)
+                has_settled = not await stream.wait(reader.next_in_s)
         finally:
             self._feed.unfollow(reader)
             reader.close()
@@ -156,9 +162,10 @@ class FeedApi:
         """Read the next entries, each with the seq of its id."""
         before = reader.position
         try:
-            entries = await self._readers.take(
-                reader, EVENTS_AT_ONCE, most_bytes=EVENTS_BYTES
-            )
+            entries = await reader.take(EVENTS_AT_ONCE, most_bytes=EVENTS_BYTES)
+            if hurried := self._damping.hurried:
+                self._counts.limits_met["limits.max_settling"] += hurried
+                self._damping.hurried = 0
             if not reader.is_damped:
                 return [(entry.record.seq, entry) for entry in entries]
             # The new position is right only once all entries are sent: so only the last one
@@ -190,6 +197,19 @@ def _take_events(entries: list[tuple[int, TailEntry]], id_: bytes) -> bytes:
         events += b"%b:%d\n" % (id_, seq), entry.event
         size += len(entry.event)
     return b"".join(events)
+
+
+def _settle_s(query: dict[str, str]) -> float:
+    text = query.pop("settle_s", "0")
+    if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,9})?", text):
+        seconds = float(text)
+        if seconds <= MOST_SETTLE_S:
+            return seconds
+    raise ApiError(
+        400,
+        f"settle_s is {text!r:.80} in the query; it must be a number of seconds, 0 to "
+        f"{MOST_SETTLE_S:g}",
+    )
 
 
 def _place(after: str, last_id: str | None) -> tuple[str | None, int]:

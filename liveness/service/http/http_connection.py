@@ -37,8 +37,8 @@ _INCOMPLETE: Final = (h11.IDLE, h11.SEND_BODY, h11.ERROR)
 _REFUSALS: Final = {  # by status
     408: (
         HttpRefusal.SLOW,
-        "the request did not arrive whole within {0.request_s:g} s; send it faster, or "
-        "raise http.request_s",
+        "the request did not arrive whole within {0.request_s:g} s (http.request_s); send "
+        "it faster",
     ),
     431: (
         HttpRefusal.HEAD,

@@ -33,9 +33,9 @@ from liveness.service.http.api import (
     subscription_in,
 )
 from liveness.service.http.event_stream import (
-    StreamKind,
+    LIVE,
+    Stream,
     Streams,
-    StreamWriter,
     event,
 )
 from liveness.service.http.pacing import SharedPages
@@ -94,33 +94,31 @@ class LiveApi:
     async def _live(self, request: Request) -> Response:
         subscription = subscription_in(query_of(request, *SUBSCRIPTION))
 
-        async def produce(writer: StreamWriter) -> None:
-            notify = writer.wake.notify
+        async def produce(stream: Stream) -> None:
+            notify = stream.wake.notify
             self._summaries.follow(notify)
             try:
-                await self._send_summaries(writer, subscription)
+                await self._send_summaries(stream, subscription)
             finally:
                 self._summaries.unfollow(notify)
 
-        return self._streams.events(StreamKind.LIVE, produce)
+        return self._streams.events(LIVE, produce)
 
-    async def _send_summaries(
-        self, writer: StreamWriter, subscription: Subscription
-    ) -> None:
+    async def _send_summaries(self, stream: Stream, subscription: Subscription) -> None:
         log_writer, summaries = self._log_writer, self._summaries
         position, log = log_writer.durable_seq, log_writer.store.log
         records, after = await self._recent(position, subscription)
         shown = f'"records":[{_json(records)}],"records_after":{after}'
         history = f"{summaries.history_text[:-1]},{shown}}}"
-        await writer.send(event("history", history, id=f"{log}:{position}"))
+        await stream.send(event("history", history, id=f"{log}:{position}"))
         while True:
-            await writer.wait()
+            await stream.wait()
             newest = log_writer.durable_seq
             skipped = max(0, newest - MAX_SEARCHED - position)
             shown = self._since(position + skipped, skipped, subscription)
             position = newest
             text = f"{summaries.text[:-1]},{shown}}}"
-            await writer.send(event("summary", text, id=f"{log}:{position}"))
+            await stream.send(event("summary", text, id=f"{log}:{position}"))
 
     def _since(self, after: int, skipped: int, subscription: Subscription) -> str:
         """The matching records above *after*, as JSON; equal subscriptions share it."""

@@ -44,7 +44,7 @@ from liveness.service.http.api import (
     query_of,
     uid_in,
 )
-from liveness.service.http.event_stream import StreamKind, Streams, StreamWriter
+from liveness.service.http.event_stream import USERS, Stream, Streams
 from liveness.service.storage import online_list
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
@@ -272,14 +272,14 @@ class OnlineUsersApi:
     async def _answer(self, request: Request) -> Response:
         query_of(request)
         media = "application/x-ndjson"
-        return self._streams.response(StreamKind.USERS, self._send_users, media=media)
+        return Stream(self._streams, USERS, self._send_users, media)
 
-    async def _send_users(self, writer: StreamWriter) -> None:
+    async def _send_users(self, stream: Stream) -> None:
         async with self._turn:
             spool = await self._spool()
         with spool:
             while piece := await spool.read():
-                await writer.send(piece)
+                await stream.send(piece)
 
     async def _spool(self) -> Spool:
         """The whole list, in a temporary file without a name."""
