@@ -33,16 +33,12 @@ from liveness.service.http.bearer import Token
 from liveness.service.http.cluster_api import ClusterApi
 from liveness.service.http.event_stream import Streams
 from liveness.service.http.feed_api import FeedApi
-from liveness.service.http.gateways_api import GatewaysApi, GuardApi
+from liveness.service.http.gateways_api import GatewaysApi
 from liveness.service.http.http_server import HttpServer
 from liveness.service.http.live_api import LiveApi
-from liveness.service.http.readings import Readings
 from liveness.service.http.summary import Summaries
 from liveness.service.http.timers_api import TimersApi
-from liveness.service.http.users_api import (
-    OnlineUsersApi,
-    UsersApi,
-)
+from liveness.service.http.users_api import UsersApi
 from liveness.service.http.webhooks_api import WebhooksApi
 from liveness.service.links.link_writer import Delivery
 from liveness.service.links.sockets import UnixListener
@@ -126,7 +122,7 @@ class SidecarService:
         self._stop = OrderlyStop(
             self.engine, self.presence, log_writer, self.streams.stop
         )
-        self.readings, self._summaries = self._make_readings()
+        self.summaries = self._make_summaries()
         self.http = self._make_http(token)
 
     def _make_writer(self, table: TimerStore, decided: Decisions) -> StateWriter:
@@ -174,8 +170,8 @@ class SidecarService:
             changed=engine.timers_changed,
         )
 
-    def _make_readings(self) -> tuple[Readings, Summaries]:
-        readings = Readings(
+    def _make_summaries(self) -> Summaries:
+        return Summaries(
             self.engine,
             self.parts,
             self.log_writer,
@@ -183,16 +179,9 @@ class SidecarService:
             streams=self.streams,
             counts=self.counts,
             outlets=self.outlets,
-            why_not_ready=self.why_not_ready,
-        )
-        summaries = Summaries(
-            readings.now,
-            parts=self.parts,
-            log_writer=self.log_writer,
             clock=self._clock,
             why_not_ready=self.why_not_ready,
         )
-        return readings, summaries
 
     def _make_http(self, token: Token | None) -> HttpServer:
         return HttpServer(
@@ -200,7 +189,7 @@ class SidecarService:
             self._make_apis(),
             token,
             registry=self.parts.registry,
-            readings=self.readings,
+            summaries=self.summaries,
             counts=self.counts,
             clock=self._clock,
             turnstile=self._turnstile,
@@ -212,7 +201,7 @@ class SidecarService:
         engine, parts, log_writer = self.engine, self.parts, self.log_writer
         readers = (log_writer, self.feed, self.streams)
         return (
-            LiveApi(self._summaries, *readers, self._turnstile, mono=self._clock.mono),
+            LiveApi(self.summaries, *readers, self._turnstile, mono=self._clock.mono),
             FeedApi(
                 *readers,
                 clock=self._clock,
@@ -220,11 +209,16 @@ class SidecarService:
                 max_backlog=self.config.http.max_backlog,
                 max_settling=self.config.limits.max_settling,
             ),
-            OnlineUsersApi(*readers, self._spools, self.counts),
             TimersApi(engine, self.scheduler, log_writer, clock=self._clock),
             GatewaysApi(engine, parts, log_writer, clock=self._clock),
-            GuardApi(engine, parts),
-            UsersApi(engine, parts, log_writer, wall_ms=self._clock.wall_ms),
+            UsersApi(
+                engine,
+                parts,
+                *readers,
+                spools=self._spools,
+                counts=self.counts,
+                wall_ms=self._clock.wall_ms,
+            ),
             ClusterApi(self._cluster_questions),
             WebhooksApi(
                 [] if self.outlets is None else self.outlets.webhooks,
@@ -287,7 +281,7 @@ class SidecarService:
         nursery.start_soon(self.log_writer.writer.run_checkpoints)
         nursery.start_soon(self.log_writer.timers.writer.run_checkpoints)
         nursery.start_soon(self._skipped_attempts.run, self.engine.fire_again)
-        nursery.start_soon(self._summaries.run)
+        nursery.start_soon(self.summaries.run)
         if self.outlets is not None:
             nursery.start_soon(self.outlets.run)
         if self._cluster_questions is not None:

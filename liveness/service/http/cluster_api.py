@@ -18,7 +18,7 @@ from starlette.routing import Route
 from liveness.cluster.format import Place
 from liveness.cluster.questions import ClusterQuestions, Unanswered
 from liveness.core.records import Uid
-from liveness.service.http.api import ApiError, answering, json_text, query_of
+from liveness.service.http.api import ApiError, json_text, query_of, route
 from liveness.service.http.users_api import (
     CLUSTER_WHERE,
     MOST_UIDS,
@@ -40,11 +40,10 @@ class ClusterApi:
         self._questions = questions
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The same routes for every listener: a POST, too, changes nothing here."""
         return [
-            Route(f"{_USERS}{{uid:path}}", answering(self._user), methods=["GET"]),
-            Route(CLUSTER_WHERE, answering(self._where), methods=["POST"]),
-            Route("/v1/cluster/hosts", answering(self._hosts), methods=["GET"]),
+            route(f"{_USERS}{{uid:path}}", self._user),
+            route(CLUSTER_WHERE, self._where, "POST"),
+            route("/v1/cluster/hosts", self._hosts),
         ]
 
     @property

@@ -27,10 +27,10 @@ from liveness.service.http.api import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
     ApiError,
-    answering,
     body_of,
     number_in,
     query_of,
+    route,
     written,
 )
 from liveness.service.http.summary import storms_shown
@@ -38,7 +38,7 @@ from liveness.service.timers.state_writer import StateWriter
 
 
 class GatewaysApi:
-    """The routes of gateways and watchers."""
+    """The routes of gateways, watchers and the storm guard."""
 
     def __init__(
         self,
@@ -51,15 +51,17 @@ class GatewaysApi:
         self._engine = engine
         self._gateways, self._registry = parts.gateways, parts.registry
         self._names = parts.names
+        self._guard, self._attended = parts.firing.guard, parts.attended
         self._log_writer = log_writer
         self._clock = clock
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes for a listener; `forget` only if *may_change*."""
-        routes = [Route("/v1/gateways", answering(self._list))]
+        routes = [route("/v1/gateways", self._list), route("/v1/guard", self._storms)]
         if may_change:
-            forget = answering(self._forget)
-            routes.append(Route("/v1/gateways/forget", forget, methods=["POST"]))
+            routes += [
+                route("/v1/gateways/forget", self._forget, "POST"),
+                route("/v1/guard/release", self._release, "POST"),
+            ]
         return routes
 
     async def _list(self, request: Request) -> Response:
@@ -123,23 +125,7 @@ class GatewaysApi:
                 described |= {"ping": gateway.ping, "mutes": gateway.mutes}
         return described
 
-
-class GuardApi:
-    """The routes of the storm guard."""
-
-    def __init__(self, engine: Engine, parts: ServerParts) -> None:
-        self._engine = engine
-        self._guard, self._attended = parts.firing.guard, parts.attended
-
-    def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes for a listener; `release` only if *may_change*."""
-        routes = [Route("/v1/guard", answering(self._list))]
-        if may_change:
-            release = answering(self._release)
-            routes.append(Route("/v1/guard/release", release, methods=["POST"]))
-        return routes
-
-    async def _list(self, _: Request) -> Response:
+    async def _storms(self, _: Request) -> Response:
         guard = self._guard
         storms = [] if guard is None else guard.storms(self._attended.now)
         return JSONResponse({"enabled": guard is not None, **storms_shown(storms)})

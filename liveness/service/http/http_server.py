@@ -26,8 +26,8 @@ from liveness.service.http.middleware import (
     only_health,
     read_only,
 )
-from liveness.service.http.readings import Readings
 from liveness.service.http.routes import Why, build_pages
+from liveness.service.http.summary import Summaries
 from liveness.service.http.users_api import CLUSTER_WHERE, WHERE, WHERE_BYTES
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
@@ -47,7 +47,7 @@ class HttpServer:
     apis: Sequence[Api]
     token: Token | None
     registry: LinkRegistry
-    readings: Readings
+    summaries: Summaries
     counts: Counts
     clock: Clock
     turnstile: Turnstile
@@ -90,7 +90,7 @@ class HttpServer:
     def app(self, door: str, refused: Refused) -> Middleware:
         """The application of an HTTP listener, behind its checks."""
         metrics = CollectorRegistry(auto_describe=False)
-        metrics.register(Collector(self.readings.now))
+        metrics.register(Collector(self.summaries.now))
         ProcessCollector(registry=metrics)
         PlatformCollector(registry=metrics)
         may_change = door == "admin"

@@ -27,9 +27,9 @@ from liveness.service.common.threads import in_thread
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.api import (
     SUBSCRIPTION,
-    answering,
     json_text,
     query_of,
+    route,
     subscription_in,
 )
 from liveness.service.http.event_stream import (
@@ -81,10 +81,9 @@ class LiveApi:
         self._found: dict[tuple[int, int, Subscription], tuple[str, int]] = {}
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The same routes for every listener."""
         return [
-            Route("/v1/wheel", answering(self._wheel)),
-            Route("/v1/live", answering(self._live)),
+            route("/v1/wheel", self._wheel),
+            route("/v1/live", self._live),
         ]
 
     async def _wheel(self, request: Request) -> Response:
@@ -96,11 +95,11 @@ class LiveApi:
 
         async def produce(stream: Stream) -> None:
             notify = stream.wake.notify
-            self._summaries.follow(notify)
+            self._summaries.followers.add(notify)
             try:
                 await self._send_summaries(stream, subscription)
             finally:
-                self._summaries.unfollow(notify)
+                self._summaries.followers.discard(notify)
 
         return self._streams.events(LIVE, produce)
 

@@ -1,27 +1,37 @@
-"""Summaries of the sidecar for operators, one a second whatever the load.
+"""What operators see of the sidecar: the metrics of a scrape, and summaries.
 
-Once a second the totals of all counters are sampled, and the samples of the last five
-minutes are kept: rates, quantiles and history are differences of two samples. The summary
-of a second is built when the first reader asks for it, and shared by all.
+Once a second, whatever the load, the totals of all counters are sampled, and the samples of
+the last five minutes are kept: rates, quantiles and history are differences of two samples.
+The summary of a second is built when the first reader asks for it, and shared by all.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from itertools import pairwise, zip_longest
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
+from liveness import __version__
+from liveness.config.compiled import WHEEL
+from liveness.core.records import GATEWAY, LOGOUT, WATCHER
 from liveness.core.server import ServerParts
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.storm_guard import Storm
 from liveness.metrics.collector import MOST_GATEWAYS
+from liveness.metrics.counts import Counts
 from liveness.metrics.histogram import quantile
-from liveness.metrics.now import Now
+from liveness.metrics.now import GatewayNow, Now
 from liveness.service.common.clock import Clock
+from liveness.service.engine.engine import Engine
+from liveness.service.http.event_stream import Streams
+from liveness.service.storage.spools import Spools
 from liveness.service.timers.state_writer import StateWriter
 from liveness.text import json_line, utc_offset_s
+
+if TYPE_CHECKING:
+    from liveness.service.outlets.supervisor import Outlets
 
 EVERY_S: Final = 1.0
 KEPT_S: Final = 300
@@ -31,45 +41,51 @@ PROMISE_S: Final = 0.05
 # Most storms in an answer; `more` has the number of others.
 MAX_STORMS: Final = 1_000
 
-Counted = Mapping[str, int]
 CumulativeCounts = Sequence[tuple[str, float]]  # by upper bound
 
 
-class SummarySample(NamedTuple):
+class _Sample(NamedTuple):
     """The counters at one moment."""
 
     at: int  # wall clock, in milliseconds
     mono: float
     users: int
     moved: int
-    events: Counted
-    opened: Counted
-    ended: Counted
+    totals: Mapping[str, Mapping[str, int]]  # events, onlines and offlines
     lateness: Mapping[str, CumulativeCounts]
 
 
 class Summaries:
-    """Samples the counters once a second, and builds summaries of them."""
+    """Reads all metrics, samples the counters once a second, and builds summaries.
+
+    *followers* are called once a second.
+    """
 
     def __init__(
         self,
-        now: Callable[[], Now],
-        *,
+        engine: Engine,
         parts: ServerParts,
         log_writer: StateWriter,
+        *,
+        spools: Spools,
+        streams: Streams,
+        counts: Counts,
+        outlets: "Outlets | None",
         clock: Clock,
         why_not_ready: Callable[[], list[str]],
     ) -> None:
-        self._now = now
-        self._presence, self._firing = parts.presence, parts.firing
-        self._table, self._registry = parts.gateways, parts.registry
-        self._attended = parts.attended
+        self.followers = set[Callable[[], None]]()
+        self._engine = engine
+        self._parts = parts
         self._log_writer = log_writer
+        self._spools = spools
+        self._streams = streams
+        self._counts = counts
+        self._outlets = outlets
         self._clock = clock
         self._why_not_ready = why_not_ready
         self._began = clock.mono()
-        self._samples: deque[SummarySample] = deque(maxlen=KEPT_S + 1)
-        self._notifiers: dict[Callable[[], None], None] = {}
+        self._samples: deque[_Sample] = deque(maxlen=KEPT_S + 1)
         self._text: str | None = None
         self._history: str | None = None
 
@@ -77,21 +93,13 @@ class Summaries:
         """Sample the counters once a second, forever."""
         at = trio.current_time()
         while True:
-            self._samples.append(self._sample(self._now()))
+            self._samples.append(self._sample(self.now()))
             self._text = self._history = None
-            for notify in self._notifiers:
+            for notify in self.followers:
                 notify()
             # Missed seconds are not made up for.
             at = max(at + EVERY_S, trio.current_time())
             await trio.sleep_until(at)
-
-    def follow(self, notify: Callable[[], None]) -> None:
-        """Call *notify* once a second."""
-        self._notifiers[notify] = None
-
-    def unfollow(self, notify: Callable[[], None]) -> None:
-        """Stop calling *notify*."""
-        self._notifiers.pop(notify, None)
 
     @property
     def text(self) -> str:
@@ -104,10 +112,69 @@ class Summaries:
     def history_text(self) -> str:
         """The last minutes as JSON, built at the first use in a second."""
         if self._history is None:
-            self._history = json_line(self.history())
+            self._history = json_line(self._columns())
         return self._history
 
-    def history(self) -> dict[str, Any]:
+    def now(self) -> Now:
+        """All values at this moment."""
+        log_writer, outlets, parts = self._log_writer, self._outlets, self._parts
+        cluster = None if outlets is None else outlets.cluster
+        presence, firing, registry = parts.presence, parts.firing, parts.registry
+        return Now(
+            events=presence.events,
+            ignored=presence.ignored,
+            began_unused=presence.began_unused,
+            users=len(presence),
+            distinct_users=presence.wheel.users,
+            opened=presence.opened,
+            ended={**firing.ended, LOGOUT: presence.logouts},
+            moved=presence.moved,
+            early=firing.early,
+            slot_users=presence.wheel.slot_users(),
+            hand_lag_s=self._engine.hand_lag,
+            unattended_s=parts.attended.unattended,
+            held=firing.held(parts.attended.now),
+            storms=0 if firing.guard is None else firing.guard.begun,
+            links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
+            unread={"memory": parts.unread.memory, "disk": self._spools.bytes},
+            unfinished_bytes=registry.unfinished.bytes,
+            gateways=[
+                GatewayNow(
+                    name=gateway.name,
+                    users=gateway.users,
+                    unacked=registry.unacked(gateway.name),
+                    timeout_s=presence.wheel.timeout_of(gateway.number),
+                    interval_s=gateway.cadence.interval,
+                    mutes=gateway.mutes,
+                )
+                for gateway in self._gateways()
+            ],
+            log_seq=log_writer.durable_seq,
+            log_pending=log_writer.pending,
+            write_failures=log_writer.write_failures,
+            wal_overflows=log_writer.wal_overflows,
+            log_bytes=log_writer.log_bytes,
+            log_damaged=log_writer.store.damaged_records(log_writer.first),
+            feed_watchers=registry.linked(WATCHER),
+            streams=dict(self._streams.open),
+            timers=dict(parts.scheduler.states),
+            timers_loaded=parts.scheduler.loaded,
+            timer_attempts=dict(parts.scheduler.results),
+            is_ready=not self._why_not_ready(),
+            cluster=None if cluster is None else cluster.now(),
+            outlets=[] if outlets is None else outlets.now(),
+            counts=self._counts,
+            build={"version": __version__, "wheel": WHEEL},
+        )
+
+    def _gateways(self) -> list[GatewayState]:
+        return [
+            gateway
+            for gateway in self._parts.gateways.by_name.values()
+            if gateway.users or gateway.is_linked
+        ]
+
+    def _columns(self) -> dict[str, Any]:
         """The last minutes in columns, oldest first; rates are per second."""
         samples = [*self._samples][1:]
         rates = [_rates(before, after) for before, after in pairwise(self._samples)]
@@ -128,11 +195,15 @@ class Summaries:
 
     def summary(self) -> dict[str, Any]:
         """The state at this moment."""
-        now, log_writer = self._now(), self._log_writer
-        presence, wheel = self._presence, self._presence.wheel
+        now, log_writer, parts = self.now(), self._log_writer, self._parts
+        wheel, attended, guard = (
+            parts.presence.wheel,
+            parts.attended,
+            parts.firing.guard,
+        )
         sample, why = self._sample(now), self._why_not_ready()
-        guard = self._firing.guard
-        storms = storms_shown([] if guard is None else guard.storms(self._attended.now))
+        gateways = self._gateways()
+        storms = storms_shown([] if guard is None else guard.storms(attended.now))
         return {
             "at": sample.at,
             "utc_offset_s": utc_offset_s(sample.at),
@@ -142,17 +213,17 @@ class Summaries:
             "why": why,
             "log": log_writer.store.log,
             "seq": now.log_seq,
-            "timeout": self._table.timeout,
+            "timeout": parts.gateways.timeout,
             "slots": wheel.slots,
-            "slot_s": self._table.timeout / wheel.slots,
+            "slot_s": parts.gateways.timeout / wheel.slots,
             "hand": round(wheel.hand, 3),
-            "stands": self._attended.is_paused,
+            "stands": attended.is_paused,
             "hand_lag_s": round(now.hand_lag_s, 3),
             "slot_users": now.slot_users,
             "layers": wheel.layer_users(),
-            "due": sum(wheel.due(it.number) for it in self._firing.due_gateways()),
+            "due": sum(wheel.due(it.number) for it in parts.firing.due_gateways()),
             "users": now.users,
-            "device_separator": presence.device_separator,
+            "device_separator": parts.presence.device_separator,
             "distinct_users": now.distinct_users,
             "rates": _rates(self._before(sample, RATES_S), sample),
             "second": _rates(self._before(sample, EVERY_S), sample),
@@ -165,7 +236,13 @@ class Summaries:
             "links": now.links,
             "stalled": self._stalled(),
             **self._troubles(),
-            **self._gateways(),
+            "gateways": [
+                self._gateway(gateway)
+                for gateway in nlargest(
+                    MOST_GATEWAYS, gateways, key=lambda it: it.users
+                )
+            ],
+            "gateways_more": max(0, len(gateways) - MOST_GATEWAYS),
             "unattended_s": round(now.unattended_s, 3),
             "log_pending": now.log_pending,
             "log_bytes": now.log_bytes,
@@ -185,31 +262,18 @@ class Summaries:
                 "unacked": link.outbox.unacked,
                 "for_s": link.outbox.stalled_s,
             }
-            for (role, name), link in self._registry.named.items()
+            for (role, name), link in self._parts.registry.named.items()
             if link.outbox.stalled_s
         ]
         return nlargest(MOST_GATEWAYS, rows, key=lambda row: row["for_s"])
 
     def _troubles(self) -> dict[str, Any]:
         """The links that were refused or replaced within the last hour."""
-        troubles, ahead_ms = self._registry.troubles, self._clock.wall_ahead_ms()
+        troubles, ahead_ms = self._parts.registry.troubles, self._clock.wall_ahead_ms()
         recent = troubles.recent(self._clock.state_ms())
         return {
             "link_troubles": [row.as_map(ahead_ms) for row in recent],
             "link_troubles_forgotten": troubles.forgotten,
-        }
-
-    def _gateways(self) -> dict[str, Any]:
-        """The gateways with most users, and how many others there are."""
-        gateways = [
-            gateway
-            for gateway in self._table.by_name.values()
-            if gateway.users or gateway.is_linked
-        ]
-        shown = nlargest(MOST_GATEWAYS, gateways, key=lambda gateway: gateway.users)
-        return {
-            "gateways": [self._gateway(gateway) for gateway in shown],
-            "gateways_more": len(gateways) - len(shown),
         }
 
     def _gateway(self, gateway: GatewayState) -> dict[str, Any]:
@@ -217,28 +281,30 @@ class Summaries:
             "name": gateway.name,
             "users": gateway.users,
             "linked": gateway.is_linked,
-            "unacked": self._registry.unacked(gateway.name),
-            "due": self._presence.wheel.due(gateway.number),
-            "timeout": gateway.timeout or self._table.timeout,
+            "unacked": self._parts.registry.unacked(gateway.name),
+            "due": self._parts.presence.wheel.due(gateway.number),
+            "timeout": gateway.timeout or self._parts.gateways.timeout,
             "interval": gateway.cadence.interval,
             "ping": gateway.ping,
             "mutes": gateway.mutes,
         }
 
-    def _sample(self, now: Now) -> SummarySample:
+    def _sample(self, now: Now) -> _Sample:
         lateness = now.counts.lateness
-        return SummarySample(
+        return _Sample(
             self._clock.wall_ms(),
             self._clock.mono(),
             now.users,
             now.moved,
-            dict(now.events),
-            dict(now.opened),
-            dict(now.ended),
+            {
+                "events": dict(now.events),
+                "onlines": dict(now.opened),
+                "offlines": dict(now.ended),
+            },
             {stage: found.cumulative() for stage, found in lateness.items()},
         )
 
-    def _before(self, sample: SummarySample, seconds: float) -> SummarySample:
+    def _before(self, sample: _Sample, seconds: float) -> _Sample:
         """The newest sample that is about *seconds* old; else the oldest.
 
         If the process did not run for a while, the sample is older.
@@ -247,7 +313,7 @@ class Summaries:
         old_enough = (old for old in reversed(self._samples) if old.mono <= since)
         return next(old_enough, self._samples[0] if self._samples else sample)
 
-    def _quantiles(self, sample: SummarySample) -> dict[str, Any]:
+    def _quantiles(self, sample: _Sample) -> dict[str, Any]:
         before = self._before(sample, KEPT_S)
         return {
             "promise_s": PROMISE_S,
@@ -275,11 +341,9 @@ def _quantiles(buckets: list[tuple[float, float]]) -> dict[str, float | None]:
     }
 
 
-def _since_start(sample: SummarySample) -> dict[str, Any]:
+def _since_start(sample: _Sample) -> dict[str, Any]:
     return {
-        "events": sample.events,
-        "onlines": sample.opened,
-        "offlines": sample.ended,
+        **sample.totals,
         "moved": sample.moved,
         "lateness": {
             stage: _quantiles(_buckets(counts))
@@ -288,21 +352,21 @@ def _since_start(sample: SummarySample) -> dict[str, Any]:
     }
 
 
-def _rates(before: SummarySample, after: SummarySample) -> dict[str, Any]:
+def _rates(before: _Sample, after: _Sample) -> dict[str, Any]:
     """What happened between two samples, per second."""
     seconds = after.mono - before.mono
 
     def rate(rise: int) -> float:
         return round(rise / seconds, 2) if seconds else 0.0
 
-    def rates(old: Counted, new: Counted) -> dict[str, float]:
-        return {name: rate(count - old[name]) for name, count in new.items()}
-
     return {
         "over_s": round(seconds, 3),
-        "events": rates(before.events, after.events),
-        "onlines": rates(before.opened, after.opened),
-        "offlines": rates(before.ended, after.ended),
+        **{
+            name: {
+                key: rate(count - before.totals[name][key]) for key, count in it.items()
+            }
+            for name, it in after.totals.items()
+        },
         "moved": rate(after.moved - before.moved),
     }
 

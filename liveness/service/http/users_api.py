@@ -38,17 +38,16 @@ from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import (
     ApiError,
-    answering,
     json_text,
     number_in,
     query_of,
+    route,
     uid_in,
 )
 from liveness.service.http.event_stream import USERS, Stream, Streams
 from liveness.service.storage import online_list
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
-from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.spools import Spool, SpoolFull, Spools, TooLarge
@@ -72,14 +71,18 @@ _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
 class UsersApi:
-    """The route of one user."""
+    """The routes of users."""
 
     def __init__(
         self,
         engine: Engine,
         parts: ServerParts,
         log_writer: LogWriter,
+        feed: LogTail,
+        streams: Streams,
         *,
+        spools: Spools,
+        counts: Counts,
         wall_ms: Callable[[], int],
     ) -> None:
         self._engine = engine
@@ -91,13 +94,20 @@ class UsersApi:
             separator=parts.presence.device_separator,
         )
         self._wall_ms = wall_ms
+        self._feed = feed
+        self._streams = streams
+        self._spools = spools
+        self._counts = counts
+        # One list is read at a time: between two of them SQLite can reset the WAL.
+        self._turn = trio.CapacityLimiter(1)
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The same routes for every listener: a POST, too, changes nothing here."""
-        page = answering(partial(self._user, trio.CapacityLimiter(1)))
         return [
-            Route(f"{_USERS}{{uid:path}}", page, methods=["GET"]),
-            Route(WHERE, answering(self._where), methods=["POST"]),
+            route(
+                f"{_USERS}{{uid:path}}", partial(self._user, trio.CapacityLimiter(1))
+            ),
+            route(WHERE, self._where, "POST"),
+            route("/v1/users", self._list),
         ]
 
     async def _where(self, request: Request) -> Response:
@@ -180,6 +190,35 @@ class UsersApi:
         online = next((status.devices for status in shown.values()), 0)
         return UserDevices(user, identity(user) == identity(uid), online, shown)
 
+    async def _list(self, request: Request) -> Response:
+        query_of(request)
+        media = "application/x-ndjson"
+        return Stream(self._streams, USERS, self._send_users, media)
+
+    async def _send_users(self, stream: Stream) -> None:
+        async with self._turn:
+            spool = await self._spool()
+        with spool:
+            while piece := await spool.read():
+                await stream.send(piece)
+
+    async def _spool(self) -> Spool:
+        """The whole list, in a temporary file without a name."""
+        wake = Notifier()
+        while not self._spools.may_fill(wake):
+            await wake.wait()
+        try:
+            return await self._spools.make(
+                partial(online_list.write_lines, self._log_writer.store),
+                limiter=self._feed.guests,
+            )
+        except (SpoolFull, TooLarge) as error:
+            self._counts.limits_met["limits.max_spool_bytes"] += 1
+            raise ApiError(503, str(error)) from error
+        except (sqlite3.Error, OSError) as error:
+            message = f"the users online cannot be read ({error}); "
+            raise ApiError(503, f"{message}repair the disk, and ask again") from error
+
 
 async def uids_of_body(request: Request) -> list[Uid]:
     """The uids in the body, each user once.
@@ -244,55 +283,3 @@ def uid_of_path(request: Request, prefix: str) -> Uid:
         message = f"{name!r:.80} is no uid: it is not UTF-8; "
         message += "write each byte of its UTF-8 as %XX"
         raise ApiError(400, message) from None
-
-
-class OnlineUsersApi:
-    """The route of the list of everyone online."""
-
-    def __init__(
-        self,
-        log_writer: LogWriter,
-        feed: LogTail,
-        streams: Streams,
-        spools: Spools,
-        counts: Counts,
-    ) -> None:
-        self._store: LogStore = log_writer.store
-        self._feed = feed
-        self._streams = streams
-        self._spools = spools
-        self._counts = counts
-        # One list is read at a time: between two of them SQLite can reset the WAL.
-        self._turn = trio.CapacityLimiter(1)
-
-    def routes(self, *, may_change: bool) -> list[Route]:
-        """The same route for every listener."""
-        return [Route("/v1/users", answering(self._answer))]
-
-    async def _answer(self, request: Request) -> Response:
-        query_of(request)
-        media = "application/x-ndjson"
-        return Stream(self._streams, USERS, self._send_users, media)
-
-    async def _send_users(self, stream: Stream) -> None:
-        async with self._turn:
-            spool = await self._spool()
-        with spool:
-            while piece := await spool.read():
-                await stream.send(piece)
-
-    async def _spool(self) -> Spool:
-        """The whole list, in a temporary file without a name."""
-        wake = Notifier()
-        while not self._spools.may_fill(wake):
-            await wake.wait()
-        try:
-            return await self._spools.make(
-                partial(online_list.write_lines, self._store), limiter=self._feed.guests
-            )
-        except (SpoolFull, TooLarge) as error:
-            self._counts.limits_met["limits.max_spool_bytes"] += 1
-            raise ApiError(503, str(error)) from error
-        except (sqlite3.Error, OSError) as error:
-            message = f"the users online cannot be read ({error}); "
-            raise ApiError(503, f"{message}repair the disk, and ask again") from error

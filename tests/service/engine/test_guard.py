@@ -47,7 +47,7 @@ async def test_a_thousand_users_due_at_once_are_held_for_a_timeout(
     assert (ended["event"], ended["why"]) == ("storm is over", BY_TIME)
     assert ended["log_level"] == "warning"
     assert (ended["saved"], ended["others"]) == (0, 1_000)
-    assert rig.sidecar.readings.now().storms == 1
+    assert rig.sidecar.summaries.now().storms == 1
 
 
 @pytest.mark.parametrize(

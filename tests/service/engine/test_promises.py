@@ -29,7 +29,7 @@ def advice(said: Lines) -> Lines:
 
 def mutes(rig: Rig) -> dict[str, int]:
     return {
-        gateway.name: gateway.mutes for gateway in rig.sidecar.readings.now().gateways
+        gateway.name: gateway.mutes for gateway in rig.sidecar.summaries.now().gateways
     }
 
 

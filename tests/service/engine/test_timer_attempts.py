@@ -67,7 +67,7 @@ async def test_an_attempt_ends_by_done_by_fail_or_by_no_answer_and_each_is_count
             }.items()
         )
         assert rows(rig)["far"][:3] == ("pending", 0, None)
-        now = rig.sidecar.readings.now()
+        now = rig.sidecar.summaries.now()
         counted = {"done": 1, "fail": 4, "unanswered": 3, "late": 1}
         assert now.timer_attempts == counted
         assert {state: n for state, n in now.timers.items() if n} == {

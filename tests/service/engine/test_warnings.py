@@ -29,7 +29,7 @@ async def speak(gateway: Caller, every_s: float, for_s: float) -> None:
 def shown(rig: Rig) -> list[tuple[str, float, float | None]]:
     return [
         (gateway.name, gateway.timeout_s, gateway.interval_s)
-        for gateway in rig.sidecar.readings.now().gateways
+        for gateway in rig.sidecar.summaries.now().gateways
     ]
 
 

@@ -8,11 +8,9 @@ from typing import Any, Final
 
 import pytest
 import trio
-from starlette.applications import Starlette
 from trio.testing import MockClock
 
 from liveness.config.settings import GuardSettings
-from liveness.service.http.gateways_api import GuardApi
 from tests.service.http.asgi import Answer, ask
 from tests.service.rig import Rig, running
 
@@ -31,18 +29,14 @@ async def storm(folder: Path) -> AsyncIterator[Rig]:
 
 
 async def get(rig: Rig) -> dict[str, Any]:
-    pages = Starlette(
-        routes=GuardApi(rig.engine, rig.sidecar.parts).routes(may_change=False)
+    found: dict[str, Any] = json.loads(
+        (await ask(rig.door("admin"), "GET", "/v1/guard")).body
     )
-    found: dict[str, Any] = json.loads((await ask(pages, "GET", "/v1/guard")).body)
     return found
 
 
 async def release(rig: Rig, body: bytes) -> Answer:
-    pages = Starlette(
-        routes=GuardApi(rig.engine, rig.sidecar.parts).routes(may_change=True)
-    )
-    return await ask(pages, "POST", "/v1/guard/release", pieces=[body])
+    return await ask(rig.door("admin"), "POST", "/v1/guard/release", pieces=[body])
 
 
 async def test_a_storm_is_shown_and_released_by_the_name_of_its_gateway(

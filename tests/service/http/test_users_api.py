@@ -6,11 +6,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
-from starlette.applications import Starlette
 
 from liveness.config.settings import PresenceSettings
-from liveness.service.common.clock import Clock
-from liveness.service.http.users_api import MAX_RECORDS, UsersApi
+from liveness.service.http.users_api import MAX_RECORDS
 from liveness.service.storage.database import connect
 from liveness.text import uid_text
 from tests.helpers import disk
@@ -28,14 +26,10 @@ async def user(rig: Rig, uid: str | int, query: str = "") -> dict[str, Any]:
 
 async def ask_for(rig: Rig, name: str) -> Answer:
     """As a server has it: the path read, and beside it the bytes that came."""
-    user_pages = UsersApi(
-        rig.engine, rig.sidecar.parts, rig.log_writer, wall_ms=Clock().wall_ms
-    )
-    pages = Starlette(routes=user_pages.routes(may_change=False))
 
     async def with_path(scope: Any, receive: Any, send: Any) -> None:
         path = unquote(scope["raw_path"].decode())
-        await pages({**scope, "path": path}, receive, send)
+        await rig.door()({**scope, "path": path}, receive, send)
 
     return await ask(with_path, "GET", f"/v1/users/{name}")
 
