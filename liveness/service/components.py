@@ -28,13 +28,12 @@ from liveness.service.engine.accept import accept_links
 from liveness.service.engine.engine import Engine, ask_cluster, run_turns
 from liveness.service.engine.orderly_stop import OrderlyStop
 from liveness.service.file_watch import FileWatch
-from liveness.service.http.api import Api
 from liveness.service.http.bearer import Token
 from liveness.service.http.cluster_api import ClusterApi
 from liveness.service.http.event_stream import Streams
 from liveness.service.http.feed_api import FeedApi
 from liveness.service.http.gateways_api import GatewaysApi
-from liveness.service.http.http_server import HttpServer
+from liveness.service.http.http_server import Api, HttpServer
 from liveness.service.http.live_api import LiveApi
 from liveness.service.http.summary import Summaries
 from liveness.service.http.timers_api import TimersApi

@@ -12,7 +12,7 @@ import liveness
 from liveness.cli.main import main
 from liveness.client.question_link import HostSession
 from liveness.errors import ReportError
-from liveness.service.http.routes import PAGE
+from liveness.service.http.http_server import PAGE
 from tests.cluster.hosts import There, publish
 from tests.helpers.redis_servers import RedisServer, redis_server
 from tests.system.conftest import Start

@@ -8,7 +8,7 @@ object with exactly the expected keys. An error is
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import parse_qsl
 
 import trio
@@ -45,27 +45,19 @@ SUBSCRIPTION: Final = ("kind", "uid", "gateway", "users")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Api(Protocol):
-    """The routes of one topic."""
-
-    def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes for a listener; those that change something only if *may_change*."""
-
-
 class ApiError(LivenessError):
     """A request cannot be met; *status* is the HTTP status of the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = status
+        self._status = status
 
     def answer(self) -> Response:
-        """The error as an HTTP answer."""
-        return JSONResponse({"error": str(self)}, self.status)
+        return JSONResponse({"error": str(self)}, self._status)
 
 
 def answering(endpoint: Endpoint) -> Endpoint:
-    """Wrap an endpoint: an `ApiError` that it raises becomes a JSON answer."""
+    """Wrap an endpoint: an `ApiError` that it raises becomes an answer."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -82,14 +74,13 @@ def route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
 
 
 class BoundedPage:
-    """An endpoint with a limit on how many answers are made and sent at a time."""
+    """An endpoint with a limit on how many answers are made, and then read, at a time."""
 
     def __init__(self, endpoint: Endpoint, limiter: trio.CapacityLimiter) -> None:
         self._endpoint = endpoint
         self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI call; it returns once the client has read the answer."""
         async with self._limiter:
             answer = await self._endpoint(Request(scope, receive))
             await answer(scope, receive, send)
@@ -112,7 +103,6 @@ async def written(
 
 
 def json_text(text: str | bytes) -> Response:
-    """An answer from JSON text."""
     return Response(text, media_type="application/json")
 
 

@@ -1,11 +1,25 @@
-"""HTTP as one sidecar serves it: what each listener has, and whom it admits."""
+"""HTTP as one sidecar serves it: what each listener has, and whom it admits.
+
+Every listener has the live page, metrics, health, the OpenAPI file, and the routes of the
+`…_api` modules. The files of the live page, in the folder `page`, are read once, at the
+start: an upgrade may replace them by those of another version.
+"""
 
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from mimetypes import guess_type
+from pathlib import Path
+from typing import Final, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from liveness.config.settings import HttpSettings
 from liveness.core.links.link_registry import LinkRegistry
@@ -15,7 +29,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.engine_shell import REFUSALS_LOG_S
-from liveness.service.http.api import Api
+from liveness.service.http.api import Endpoint
 from liveness.service.http.bearer import Token
 from liveness.service.http.listener import HttpListener
 from liveness.service.http.middleware import (
@@ -26,13 +40,25 @@ from liveness.service.http.middleware import (
     only_health,
     read_only,
 )
-from liveness.service.http.routes import Why, build_pages
+from liveness.service.http.pacing import SharedPages
 from liveness.service.http.summary import Summaries
 from liveness.service.http.users_api import CLUSTER_WHERE, WHERE, WHERE_BYTES
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
 
+PAGE: Final = Path(__file__).with_name("page")
+
+# Why the sidecar is unhealthy or not ready; nothing if it is.
+Why = Callable[[], list[str]]
+
 _log = structlog.get_logger("sidecar")
+
+
+class Api(Protocol):
+    """The routes of one topic."""
+
+    def routes(self, *, may_change: bool) -> list[Route]:
+        """The routes for a listener; those that change something only if *may_change*."""
 
 
 @dataclass(eq=False, slots=True)
@@ -89,31 +115,92 @@ class HttpServer:
 
     def app(self, door: str, refused: Refused) -> Middleware:
         """The application of an HTTP listener, behind its checks."""
-        metrics = CollectorRegistry(auto_describe=False)
-        metrics.register(Collector(self.summaries.now))
-        ProcessCollector(registry=metrics)
-        PlatformCollector(registry=metrics)
-        may_change = door == "admin"
-        routes = [
-            route for api in self.apis for route in api.routes(may_change=may_change)
-        ]
-        checks: list[Check] = []
         http = self.settings
+        routes: list[BaseRoute] = [
+            Route("/metrics", self._metrics()),
+            Route("/healthz", _health("healthy", self.why_unhealthy)),
+            Route("/readyz", _health("ready", self.why_not_ready)),
+        ]
+        for api in self.apis:
+            routes += api.routes(may_change=door == "admin")
+        checks: list[Check] = []
         if door == "http":
             checks += [allow_hosts(http.names), read_only({WHERE, CLUSTER_WHERE})]
             if self.token:
                 checks.append(self.token.check)
-        pages = build_pages(
-            metrics,
-            routes,
-            why_unhealthy=self.why_unhealthy,
-            why_not_ready=self.why_not_ready,
-            turnstile=self.turnstile,
-        )
         return Middleware(
-            pages,
+            with_page(routes),
             checks,
             refused,
             max_body_bytes=http.max_body_bytes,
             larger_bodies={WHERE: WHERE_BYTES, CLUSTER_WHERE: WHERE_BYTES},
         )
+
+    def _metrics(self) -> Endpoint:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Collector(self.summaries.now))
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        # By content type, which `choose_encoder` takes from a few: clients add no more.
+        encoders: dict[str, Callable[[CollectorRegistry], bytes]] = {}
+        shared = SharedPages[str](lambda kind: encoders[kind](registry), self.turnstile)
+
+        async def metrics(request: Request) -> Response:
+            encoder, kind = choose_encoder(request.headers.get("accept", ""))
+            encoders[kind] = encoder
+            return Response(await shared.page(kind), headers={"content-type": kind})
+
+        return metrics
+
+
+def _health(name: str, why_not: Why) -> Endpoint:
+    async def answer(_: Request) -> Response:
+        why = why_not()
+        return JSONResponse({name: not why, "why": why}, 503 if why else 200)
+
+    return answer
+
+
+def with_page(routes: Sequence[BaseRoute]) -> Starlette:
+    """The application with these routes, and the files of the folder `page`."""
+    files = {
+        path.name: (path.read_bytes(), guess_type(path)[0])
+        for path in PAGE.iterdir()
+        if path.is_file() and not path.is_symlink()
+    }
+
+    async def index(_: Request) -> Response:
+        return HTMLResponse(files["index.html"][0])
+
+    async def file(request: Request) -> Response:
+        found = files.get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404)
+        return Response(found[0], media_type=found[1])
+
+    async def openapi(_: Request) -> Response:
+        return Response(files["openapi.json"][0], media_type="application/json")
+
+    pages = Starlette(
+        routes=[
+            Route("/", index),
+            Route("/page/{name}", file),
+            Route("/v1/openapi.json", openapi),
+            *routes,
+        ],
+        exception_handlers={HTTPException: _no_route},
+    )
+    # A redirect would be to the host that the client named.
+    pages.router.redirect_slashes = False
+    return pages
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """Answer 404 if no route has the path, 405 if none of them has the method."""
+    assert isinstance(error, HTTPException)
+    message = f"there is no page {request.scope['path']!r:.80} here; docs/http-api.md "
+    message += "lists all pages"
+    if error.status_code == 405:
+        message = f"{request.method:.20} is not for this page; docs/http-api.md has "
+        message += "the method of each"
+    return JSONResponse({"error": message}, error.status_code, error.headers)

@@ -11,7 +11,6 @@ from urllib.parse import unquote
 import jsonschema
 import pytest
 import trio
-from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.routing import Route
 from trio.testing import MockClock
@@ -19,9 +18,8 @@ from trio.testing import MockClock
 import liveness
 from liveness.config.settings import GuardSettings
 from liveness.metrics.counts import DOORS
-from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.bearer import Token
-from liveness.service.http.routes import PAGE, build_pages
+from liveness.service.http.http_server import PAGE, with_page
 from tests.service.http.asgi import ask
 from tests.service.http.reading import reading
 from tests.service.rig import Rig
@@ -79,23 +77,13 @@ async def test_nothing_but_reading_passes_the_tcp_door(
 # --- files ----------------------------------------------------------------------------
 
 
-def pages() -> Starlette:
-    return build_pages(
-        CollectorRegistry(),
-        [],
-        why_unhealthy=list,
-        why_not_ready=list,
-        turnstile=Turnstile(),
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "content"), [(path.name, path.read_bytes()) for path in PAGE.iterdir()]
 )
 async def test_a_file_of_the_folder_is_served_as_it_is(
     name: str, content: bytes
 ) -> None:
-    answer = await ask(pages(), "GET", f"/page/{name}")
+    answer = await ask(with_page([]), "GET", f"/page/{name}")
     assert (answer.status, answer.body) == (200, content)
 
 
@@ -133,7 +121,7 @@ async def test_a_file_of_the_folder_is_served_as_it_is(
 )
 async def test_nothing_but_the_files_of_the_folder_is_served(target: str) -> None:
     # A server gives the path unquoted, as it came but for that.
-    answer = await ask(pages(), "GET", unquote(target))
+    answer = await ask(with_page([]), "GET", unquote(target))
     assert answer.status == 404
     assert b"root:" not in answer.body
     assert b"import" not in answer.body
@@ -152,8 +140,8 @@ async def test_nothing_but_files_is_served_and_no_link_leads_out_of_the_folder(
     (folder / "folder").symlink_to(outside)
     (folder / "inside").symlink_to("own")
     os.mkfifo(folder / "pipe")
-    monkeypatch.setattr("liveness.service.http.routes.PAGE", folder)
-    door = pages()
+    monkeypatch.setattr("liveness.service.http.http_server.PAGE", folder)
+    door = with_page([])
     for name in ("file", "folder/secret", "folder", "pipe", "inside"):
         assert (await ask(door, "GET", f"/page/{name}")).status == 404, name
     assert (await ask(door, "GET", "/page/own")).body == b"ours"
