@@ -1,5 +1,8 @@
 """What a gateway answers when a timer has fired."""
 
+from collections.abc import Callable
+
+from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.tasks import Attempt
 
@@ -37,7 +40,7 @@ class Timer:
         Raises:
             ReportError: The message is not a string.
         """
-        self._answer(message=message)
+        self._answer(lambda client: client.done(self._fired, message))
 
     def fail(self, message: str, *, final: bool = False) -> None:
         """Answer that the work failed: the timer fires again later, unless *final*.
@@ -45,23 +48,11 @@ class Timer:
         Raises:
             ReportError: The message is not a string.
         """
-        self._answer(failure=message, final=final)
+        self._answer(lambda client: client.fail(self._fired, message, final=final))
 
-    def _answer(
-        self,
-        *,
-        message: str | None = None,
-        failure: str | None = None,
-        final: bool = False,
-        is_last: bool = True,
-    ) -> None:
-        client = self._link.client
+    def _answer(self, answer: Callable[[Client], None]) -> None:
         with self._link.lock:
-            if self._is_answered:
-                return
-            if failure is None:
-                client.done(self._fired, message)
-            else:
-                client.fail(self._fired, failure, final=final)
-            self._is_answered = is_last
+            if not self._is_answered:
+                answer(self._link.client)
+                self._is_answered = True
         self._link.write_soon()

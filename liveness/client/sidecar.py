@@ -205,7 +205,7 @@ class SidecarCalls:
         It gets the `Timer`, and may return a string, the message of the answer `done`.
         If it raises, the timer has failed and is tried again later, except after a
         `TaskFailed` that is final. If it does not return within the sidecar's run
-        timeout, the timer has failed too. An async function is then cancelled. A plain
+        timeout, the timer is tried again too. An async function is then cancelled. A plain
         function runs in a thread, cannot be cancelled, and keeps its place until it
         returns.
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from inspect import isawaitable, iscoroutinefunction
 from traceback import format_exception_only
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.abc
@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from liveness.client.dialer import logger
 from liveness.client.fired_timer import Timer
 from liveness.client.reconnecting_link import LinkState, ReconnectingLink
-from liveness.client.tasks import Attempt, TaskQueue
+from liveness.client.tasks import Attempt, AttemptQueue
 from liveness.errors import ReportError, TaskFailed
 
 F = TypeVar("F", bound=Callable[[Timer], object])
@@ -23,12 +23,6 @@ F = TypeVar("F", bound=Callable[[Timer], object])
 # When `connect` is left: time for running tasks to end, and then as long again for the
 # last reports, as the sidecar may not be reading just then.
 LAST_S: Final = 1.0
-
-
-class _Task(NamedTuple):
-    function: Callable[[Timer], Any]
-    queue: TaskQueue
-    is_async: bool
 
 
 class TaskRunner:
@@ -45,20 +39,17 @@ class TaskRunner:
     def __init__(self, link: ReconnectingLink) -> None:
         self._link = link
         self._client = link.client
-        self._tasks = list[_Task]()
         self.workers: anyio.abc.TaskGroup | None = None
         self.is_stopping = False
         self._busy = 0  # the number of workers
 
     def add(self, function: F, prefix: str, at_once: int) -> F:
-        """Have a function called for timers; see `Sidecar.task`."""
         if not callable(function):
             raise ReportError(
                 f"{function!r:.80} is not a function; a timer has to call it"
             )
         with self._link.lock:
-            queue = self._client.tasks.add_task(prefix, at_once)
-            self._tasks.append(_Task(function, queue, is_async(function)))
+            self._client.tasks.add_task(prefix, at_once, function)
         self._link.call_soon(self.start_workers)
         return function
 
@@ -70,93 +61,65 @@ class TaskRunner:
         """Start a worker for each attempt that may run now."""
         if self.workers is None:
             return
-        for task in self._tasks:
-            while (attempt := self._next_attempt(task)) is not None:
+        for queue in self._client.tasks.queues:
+            while (attempt := self._next_attempt(queue)) is not None:
                 self._busy += 1
-                self.workers.start_soon(self._work, task, attempt)
+                self.workers.start_soon(self._work, queue, attempt)
 
-    def _next_attempt(self, task: _Task) -> Attempt | None:
+    def _next_attempt(self, queue: AttemptQueue) -> Attempt | None:
         with self._link.lock:
-            return None if self.is_stopping else task.queue.take()
+            return None if self.is_stopping else queue.take()
 
-    async def _work(self, task: _Task, attempt: Attempt | None) -> None:
+    async def _work(self, queue: AttemptQueue, attempt: Attempt | None) -> None:
         try:
             while attempt is not None:
                 try:
-                    await self._call(task, Timer(self._link, attempt))
+                    await self._call(queue.function, Timer(self._link, attempt))
                 finally:
                     with self._link.lock:
-                        task.queue.ended(attempt)
+                        queue.ended(attempt)
                 await checkpoint()  # the task may have no checkpoint
-                attempt = self._next_attempt(task)
+                attempt = self._next_attempt(queue)
         finally:
             self._busy -= 1
             if not self._busy:
                 self._link.notify_waiters()  # `wait_idle`
 
-    async def _call(self, task: _Task, timer: Timer) -> None:
-        """Call the task, and answer the timer by its result."""
+    async def _call(self, function: Any, timer: Timer) -> None:
+        """Call a task, and answer the timer by its result."""
         try:
-            if task.is_async:
-                returned = await self._call_async(task, timer)
+            if is_async(function):
+                returned = await self._call_async(function, timer)
             else:
-                returned = await self._call_in_thread(task, timer)
-            timer._answer(message=self._message_of(timer, returned))
+                # The sidecar fires the timer again after the run timeout, and the result
+                # counts even then.
+                returned = await anyio.to_thread.run_sync(
+                    _call_plain,
+                    function,
+                    timer,
+                    abandon_on_cancel=True,  # when the gateway stops
+                    limiter=anyio.CapacityLimiter(1),  # the task's queue is the limit
+                )
+            timer.done(returned if isinstance(returned, str) else None)
         except TaskFailed as failure:
             self._log(timer, f"failed: {failure}")
-            timer._answer(failure=str(failure), final=failure.final)
+            timer.fail(str(failure), final=failure.final)
         except Exception as error:
             self._log(timer, "failed", error)
-            timer._answer(failure="".join(format_exception_only(error)).strip())
+            timer.fail("".join(format_exception_only(error)).strip())
         except BaseException:  # it was cancelled, or the program ends
             self._log(timer, "was cut short: its gateway stops")
-            timer._answer(failure="its gateway stopped meanwhile")
+            timer.fail("its gateway stopped meanwhile")
             raise
 
-    async def _call_async(self, task: _Task, timer: Timer) -> object:
-        limit_s = self._run_timeout_s
-        with anyio.move_on_after(limit_s) as scope:
-            returned: object = await task.function(timer)
-        if scope.cancelled_caught:
-            raise TaskFailed(_too_late(limit_s), final=False)
-        return returned
-
-    async def _call_in_thread(self, task: _Task, timer: Timer) -> object:
-        """Call a plain function. Its result counts even after the run timeout."""
-        assert self.workers is not None
-        scope = anyio.CancelScope()
-        self.workers.start_soon(self._fail_when_late, timer, scope)
-        try:
-            returned: object = await anyio.to_thread.run_sync(
-                _call_plain,
-                task.function,
-                timer,
-                abandon_on_cancel=True,  # when the gateway stops; nothing else cancels
-                limiter=anyio.CapacityLimiter(1),  # the task's queue is the limit
-            )
-        finally:
-            scope.cancel()
-        return returned
-
-    async def _fail_when_late(self, timer: Timer, scope: anyio.CancelScope) -> None:
-        limit_s = self._run_timeout_s
-        with scope:
-            await anyio.sleep(limit_s)
-            self._log(timer, f"failed so far: {_too_late(limit_s)}")
-            timer._answer(failure=_too_late(limit_s), is_last=False)
-
-    def _message_of(self, timer: Timer, returned: object) -> str | None:
-        if returned is None or isinstance(returned, str):
-            return returned
-        self._log(
-            timer, f"returned {returned!r:.80}, which is not a string; it is dropped"
-        )
-        return None
-
-    @property
-    def _run_timeout_s(self) -> float:
+    async def _call_async(self, function: Any, timer: Timer) -> object:
         assert self._client.welcome is not None  # no timer fires before it
-        return self._client.welcome.run_timeout
+        limit_s = self._client.welcome.run_timeout
+        with anyio.move_on_after(limit_s) as scope:
+            returned: object = await function(timer)
+        if scope.cancelled_caught:
+            raise TaskFailed(f"no answer within {limit_s:g} s", final=False)
+        return returned
 
     def _log(self, timer: Timer, what: str, error: Exception | None = None) -> None:
         line = "%s: the task of timer %r (attempt %d) %s"
@@ -215,7 +178,3 @@ def _call_plain(function: Callable[[Timer], object], timer: Timer) -> object:
             f"{returned!r:.80} was returned and is never awaited; make the task async"
         )
     return returned
-
-
-def _too_late(limit_s: float) -> str:
-    return f"no answer within {limit_s:g} s"

@@ -14,8 +14,8 @@ hangs on a timer does not get the later attempts of that timer as well.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 from liveness.errors import ReportError
 
@@ -23,8 +23,6 @@ from liveness.errors import ReportError
 MAX_WAITING: Final = 10_000
 DEFAULT_AT_ONCE: Final = 10
 MAX_AT_ONCE: Final = 10_000
-# A timer without a task is logged once for each group of keys, for this many groups.
-MAX_LOGGED_GROUPS: Final = 100
 
 
 class Attempt(NamedTuple):
@@ -40,86 +38,68 @@ class Attempt(NamedTuple):
 
 
 class AttemptQueue:
-    """Waiting attempts, oldest first; only the newest for each key."""
+    """The attempts whose key begins with *prefix*; only the newest for each key.
 
-    def __init__(self) -> None:
+    Args:
+        at_once: How many may run at the same time; None: nobody says when one has ended.
+        function: The task.
+    """
+
+    def __init__(
+        self,
+        prefix: str = "",
+        at_once: int | None = None,
+        function: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.prefix = prefix
+        self.function = function
+        self._at_once = at_once
         # An OrderedDict, as popping the front of a plain dict gets slower each time.
-        self.waiting: OrderedDict[str, Attempt] = OrderedDict()
-        self.overflow_logged = False  # since the queue was last empty
+        self._waiting: OrderedDict[str, Attempt] = OrderedDict()
+        self._running: dict[str, Attempt | None] = {}  # by key: the attempt to run next
 
     def add(self, attempt: Attempt) -> bool:
-        """Add an attempt, which replaces an older one of its key; False if full."""
-        if len(self.waiting) >= MAX_WAITING and attempt.key not in self.waiting:
+        """Add an attempt; if its key is running, it waits until that has ended.
+
+        Returns:
+            False if the queue is full.
+        """
+        key = attempt.key
+        if key in self._running:
+            self._running[key] = attempt
+        elif len(self._waiting) >= MAX_WAITING and key not in self._waiting:
             return False
-        self.waiting[attempt.key] = attempt
+        else:
+            self._waiting[key] = attempt
         return True
 
     def take(self) -> Attempt | None:
-        """Take the first attempt that may start now."""
-        if self.waiting:
-            return self.waiting.popitem(last=False)[1]
-        self.overflow_logged = False
-        return None
-
-    def forget(self, key: str) -> None:
-        """Drop the waiting attempt of a timer that was cancelled or replaced."""
-        self.waiting.pop(key, None)
-
-    def __len__(self) -> int:
-        return len(self.waiting)
-
-    def __iter__(self) -> Iterator[Attempt]:
-        return iter(self.waiting.values())
-
-
-class TaskQueue(AttemptQueue):
-    """The attempts of one task: those whose key begins with *prefix*.
-
-    Args:
-        prefix: Empty for every key.
-        at_once: How many attempts may run at the same time.
-    """
-
-    def __init__(self, prefix: str, at_once: int) -> None:
-        super().__init__()
-        self.prefix = prefix
-        self.at_once = at_once
-        self.running: dict[str, Attempt | None] = {}  # by key: the attempt to run next
-
-    def add(self, attempt: Attempt) -> bool:
-        """Add an attempt; if its key is running, it waits until that has ended."""
-        if attempt.key in self.running:
-            self.running[attempt.key] = attempt
-            return True
-        return super().add(attempt)
-
-    def take(self) -> Attempt | None:
         """Take the first attempt if one more may run; call `ended` after it has run."""
-        if len(self.running) >= self.at_once:
+        is_limited = self._at_once is not None
+        if not self._waiting or (is_limited and len(self._running) == self._at_once):
             return None
-        attempt = super().take()
-        if attempt is not None:
-            self.running[attempt.key] = None
+        attempt = self._waiting.popitem(last=False)[1]
+        if is_limited:
+            self._running[attempt.key] = None
         return attempt
 
     def ended(self, attempt: Attempt) -> None:
-        """Note that an attempt no longer runs."""
-        following = self.running.pop(attempt.key)
+        following = self._running.pop(attempt.key)
         if following is not None:
-            self.waiting[attempt.key] = following
+            self._waiting[attempt.key] = following
 
     def forget(self, key: str) -> None:
         """Drop the waiting attempt of this key; a running one continues."""
-        super().forget(key)
-        if key in self.running:
-            self.running[key] = None
+        self._waiting.pop(key, None)
+        if key in self._running:
+            self._running[key] = None
 
     def __len__(self) -> int:
-        return len(self.waiting) + sum(map(bool, self.running.values()))
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Attempt]:
-        yield from self.waiting.values()
-        yield from filter(None, self.running.values())
+        yield from self._waiting.values()
+        yield from filter(None, self._running.values())
 
 
 class TaskQueues:
@@ -129,10 +109,15 @@ class TaskQueues:
         self.unclaimed = AttemptQueue()
         self.has_reader = False  # whether attempts without a task were ever read
         self.dropped = 0  # attempts for which there was no room
-        self._queues: list[TaskQueue] = []  # the longest prefix first
-        self._logged_groups: set[str] = set()  # of keys without a task
+        self.queues: list[AttemptQueue] = []  # the longest prefix first
+        self._is_unclaimed_logged = False
 
-    def add_task(self, prefix: str, at_once: int) -> TaskQueue:
+    def add_task(
+        self,
+        prefix: str,
+        at_once: int,
+        function: Callable[[Any], Any] | None = None,
+    ) -> AttemptQueue:
         """Add the queue of a task, and move waiting attempts that belong to it.
 
         Raises:
@@ -146,14 +131,14 @@ class TaskQueues:
             raise ReportError(
                 f"at_once is {at_once!r:.40}; it must be 1 to {MAX_AT_ONCE}"
             )
-        if any(queue.prefix == prefix for queue in self._queues):
+        if any(queue.prefix == prefix for queue in self.queues):
             raise ReportError(
                 f"there is a task for {prefix!r:.80} already; use another prefix"
             )
-        queue = TaskQueue(prefix, at_once)
+        queue = AttemptQueue(prefix, at_once, function)
         before = self._queue_of(prefix)
-        self._queues.append(queue)
-        self._queues.sort(key=lambda queue: len(queue.prefix), reverse=True)
+        self.queues.append(queue)
+        self.queues.sort(key=lambda queue: len(queue.prefix), reverse=True)
         for attempt in [each for each in before if each.key.startswith(prefix)]:
             before.forget(attempt.key)
             queue.add(attempt)
@@ -164,58 +149,40 @@ class TaskQueues:
         queue = self._queue_of(attempt.key)
         if not queue.add(attempt):
             self.dropped += 1
-            return self._overflow_line(queue)
-        if queue is self.unclaimed and not self.has_reader:
-            return self._unclaimed_line(attempt.key)
+            consumer = "a reader of timers()"
+            if queue is not self.unclaimed:
+                consumer = f"the task {queue.prefix!r}"
+            return (
+                f"{MAX_WAITING} timers wait for {consumer}, and further ones are dropped; "
+                "the sidecar fires those again after the run timeout"
+            )
+        if queue is self.unclaimed and not (
+            self.has_reader or self._is_unclaimed_logged
+        ):
+            self._is_unclaimed_logged = True
+            return (
+                f"the timer {attempt.key!r} has fired, and there is no task for it and no "
+                "loop over timers(); such timers fire again a few times and then fail"
+            )
         return None
 
     def forget(self, key: str) -> None:
-        """Drop the waiting attempt of this key."""
         self._queue_of(key).forget(key)
 
     def forget_ext(self, ext: str) -> None:
-        """Drop all waiting attempts with this ext."""
-        for queue in (*self._queues, self.unclaimed):
+        for queue in (*self.queues, self.unclaimed):
             for key in [attempt.key for attempt in queue if attempt.ext == ext]:
                 queue.forget(key)
 
     @property
     def has_consumers(self) -> bool:
         """Whether there is a task, or has been a reader of `timers()`."""
-        return bool(self._queues) or self.has_reader
+        return bool(self.queues) or self.has_reader
 
     @property
     def waiting(self) -> int:
-        """How many attempts wait."""
-        return sum(map(len, self._queues)) + len(self.unclaimed)
+        return sum(map(len, self.queues)) + len(self.unclaimed)
 
     def _queue_of(self, key: str) -> AttemptQueue:
-        matching = (queue for queue in self._queues if key.startswith(queue.prefix))
+        matching = (queue for queue in self.queues if key.startswith(queue.prefix))
         return next(matching, self.unclaimed)
-
-    def _overflow_line(self, queue: AttemptQueue) -> str | None:
-        if queue.overflow_logged:
-            return None
-        queue.overflow_logged = True
-        consumer = (
-            f"the task {queue.prefix!r}"
-            if isinstance(queue, TaskQueue)
-            else "a reader of timers()"
-        )
-        return (
-            f"{MAX_WAITING} timers wait for {consumer}, and further ones are dropped; the "
-            "sidecar fires those again after the run timeout"
-        )
-
-    def _unclaimed_line(self, key: str) -> str | None:
-        group = key.partition(":")[0]
-        if (
-            group in self._logged_groups
-            or len(self._logged_groups) >= MAX_LOGGED_GROUPS
-        ):
-            return None
-        self._logged_groups.add(group)
-        return (
-            f"the timer {key!r} has fired, and there is no task for it and no loop over "
-            "timers(); it fires again a few times and then fails"
-        )
