@@ -1,16 +1,23 @@
-"""The records that have arrived at a watch, and how far its loop is with them."""
+"""The records that have arrived at a watch, and how far its loop is with them.
+
+The position of a watch is a `seq` and the log that it belongs to. With a new log, it stays
+that of the old one until the first record of the new one has arrived: the sidecar knows the
+last record that a restored log shares with the one before.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from liveness.client.damped_records import MAX_SETTLING, DampedRecords
 from liveness.client.inbox import RecordMap
-from liveness.client.reader_position import LOG_SEQ, ReaderPosition
 from liveness.client.sidecar_frames import Welcome
 from liveness.core.sessions.damping import Passed
 
 CURSOR: Final = "cursor"  # in `welcome.features`
+# The kind of the mapping that says that the log is another one. It is not on the wire.
+LOG: Final = "log"
+LOG_SEQ: Final = 0  # its seq: below that of any record
 
 
 class ArrivedRecord(NamedTuple):
@@ -22,44 +29,98 @@ class ArrivedRecord(NamedTuple):
     floor: int
 
 
-class ArrivedRecords:
-    """A queue of records; their floors may be in any order."""
+class ReaderPosition:
+    """A reader's position in the log.
 
-    def __init__(self) -> None:
-        self._records = deque[ArrivedRecord]()
-        # Only floors without a lower one after them: so the first is the least.
-        self._floors = deque[int]()
+    Args:
+        after: Begin above this seq; None: with the next record.
+        log: The log that it belongs to; None: the sidecar's.
+        has_cursor: Whether the sidecar stores the cursor of this name.
 
-    def __len__(self) -> int:
-        return len(self._records)
+    Attributes:
+        seq: The seq after which to continue; None if only the sidecar knows it.
+        seq_log: The log that it belongs to; None: whichever the sidecar has.
+        known_log: The id of the newest known log.
+        floor: Records of this link up to this seq are repeated ones.
+        logs: How many logs there were before; it distinguishes logs with one id.
+    """
+
+    def __init__(self, after: int | None, log: str | None, *, has_cursor: bool) -> None:
+        self.known_log = log
+        self.floor = 0
+        self.logs = 0
+        self.has_begun = False  # a first welcome was taken
+        self._has_cursor = has_cursor
+        self.seq, self.seq_log = after, log
 
     @property
-    def least_floor(self) -> int | None:
-        """The least floor of the records that wait; None if none does."""
-        return self._floors[0] if self._floors else None
+    def in_log(self) -> int | None:
+        """The seq, if it belongs to the newest known log."""
+        return self.seq if self.seq_log in (None, self.known_log) else None
 
-    def add(self, log: int, record: RecordMap, floor: int) -> None:
-        """Add a record after the others."""
-        self._records.append(ArrivedRecord(log, record, floor))
-        while self._floors and self._floors[-1] > floor:
-            self._floors.pop()
-        self._floors.append(floor)
+    @property
+    def lacks_log(self) -> bool:
+        """Whether the log of the seq is still unknown, so that no hello can name it."""
+        return bool(self.seq) and self.seq_log is None
 
-    def pop(self) -> ArrivedRecord | None:
-        """Take the first; None if none waits."""
-        if not self._records:
+    def options(self) -> dict[str, object]:
+        if self.seq is None:
+            return {}
+        if self.seq_log is None:  # 0, for any log
+            return {"after": self.seq}
+        return {"after": self.seq, "log": self.seq_log}
+
+    def arrived(self, seq: int) -> bool:
+        """Move to a record that has arrived; return False if it came before."""
+        if seq <= self.floor:
+            return False
+        self.floor = self.seq = seq
+        self.seq_log = self.known_log
+        return True
+
+    def leave_to_the_sidecar(self, welcome: Welcome) -> bool:
+        """Forget `after` if it is for a new name, and this one has a position already.
+
+        Returns:
+            Whether it was forgotten: then another hello without it is needed.
+        """
+        is_for_new_names = self._has_cursor and self.seq is not None
+        if self.has_begun or not is_for_new_names or not welcome.known:
+            return False
+        self.has_begun = True
+        self.seq = self.seq_log = self.known_log = None
+        return True
+
+    def welcomed(self, welcome: Welcome) -> dict[str, Any] | None:
+        """Take the welcome of a link; return the event of a new log for the reader, if any."""
+        is_first, self.has_begun = not self.has_begun, True
+        log, before = welcome.log, self.known_log
+        is_resumed = self.seq is not None and self.seq_log in (None, log)
+        has_lost_its_end = is_resumed and (self.seq or 0) >= welcome.next
+        is_new = before not in (None, log) or has_lost_its_end
+        self.known_log = log
+        if has_lost_its_end:
+            self.seq, self.seq_log = 0, log
+        is_new_name = self._has_cursor and is_first and not welcome.known
+        if self.seq is None and (is_new_name or not self._has_cursor):
+            self.seq, self.seq_log = welcome.next - 1, log
+            is_resumed = True
+        self.floor = self.seq or 0 if is_resumed else 0
+        if not is_new:
             return None
-        arrived = self._records.popleft()
-        if self._floors[0] == arrived.floor:
-            self._floors.popleft()
-        return arrived
+        self.logs += 1
+        return {"kind": LOG, "log": log, "was": before, "seq": LOG_SEQ}
 
-    def pop_all(self) -> list[ArrivedRecord]:
-        """Take all."""
-        arrived = [*self._records]
-        self._records.clear()
-        self._floors.clear()
-        return arrived
+    def was_forgotten(self, welcome: Welcome) -> bool:
+        """Begin with the oldest record if the sidecar has forgotten the position.
+
+        Returns:
+            Whether it has: then another hello is needed, which requests that.
+        """
+        if self.seq is not None or welcome.known:
+            return False
+        self.seq, self.seq_log = 0, welcome.log
+        return True
 
 
 class RecordBuffer:
@@ -74,7 +135,7 @@ class RecordBuffer:
         self.position = position
         self.damped = damped
         self._say = say
-        self._waiting = ArrivedRecords()  # and not given to the loop yet
+        self._waiting = deque[ArrivedRecord]()  # and not given to the loop yet
         # What the loop was given and may not have finished: the number of its log, the seq
         # up to which all else is finished, and the last seq that was given.
         self._given: tuple[int, int, int] | None = None
@@ -93,7 +154,7 @@ class RecordBuffer:
             self.add(damped.flush())  # of the log before
             damped.begin(welcome.next - 1)
         if new is not None:
-            self._waiting.add(self.position.logs, new, LOG_SEQ)
+            self._add(new, LOG_SEQ)
             self._say("the log is a new one: its records follow")
         return new is not None
 
@@ -109,7 +170,7 @@ class RecordBuffer:
             if not position.arrived(seq):
                 has_repeated = True
             elif damped is None:
-                self._waiting.add(position.logs, record, seq)
+                self._add(record, seq)
             else:
                 self.add(damped.add(record))
         return has_repeated
@@ -120,31 +181,34 @@ class RecordBuffer:
         counts = self.damped.counts
         before = counts.hurried
         for record, floor in passed:
-            self._waiting.add(self.position.logs, record, floor)
+            self._add(record, floor)
         if counts.hurried > before:
             self._say(
                 f"more than {MAX_SETTLING} offlines wait for settle_s: the oldest are passed "
                 "on early; give a shorter one"
             )
 
+    def _add(self, record: RecordMap, floor: int) -> None:
+        self._waiting.append(ArrivedRecord(self.position.logs, record, floor))
+
     # --- the loop -------------------------------------------------------------------
 
     def take(self) -> RecordMap | None:
         """Finish the last record; return the next one if it has arrived."""
         self.finish()
-        if (arrived := self._waiting.pop()) is None:
+        if not self._waiting:
             return None
-        log, record, floor = arrived
+        log, record, floor = self._waiting.popleft()
         self._given = log, floor - 1, record["seq"]
         return record
 
     def take_all(self) -> list[RecordMap]:
         """Return all that have arrived; at least one has."""
-        floor = self._waiting.least_floor
-        assert floor is not None
-        arrived = self._waiting.pop_all()
-        self._given = arrived[-1].log, floor - 1, arrived[-1].record["seq"]
-        return [record for _, record, _ in arrived]
+        log, last, _ = self._waiting[-1]
+        self._given = log, self._least_floor - 1, last["seq"]
+        records = [record for _, record, _ in self._waiting]
+        self._waiting.clear()
+        return records
 
     def finish(self) -> None:
         """Note that the loop has come back from what it was given."""
@@ -166,13 +230,20 @@ class RecordBuffer:
     @property
     def given_position(self) -> int | None:
         """The seq to go on after; see `Watch.position`."""
-        if self.position.in_log is None or self._waiting.least_floor == LOG_SEQ:
+        if self.position.in_log is None or self._least_floor == LOG_SEQ:
             return None
         return self._all_given
 
     @property
     def _all_given(self) -> int:
         """The seq up to which everything that has arrived was given to the loop."""
-        oldest = None if self.damped is None else self.damped.oldest_seq
-        seqs = (self._waiting.least_floor, oldest)
-        return min([self.position.floor, *(seq - 1 for seq in seqs if seq is not None)])
+        seqs = [self.position.floor, self._least_floor - 1]
+        if self.damped is not None and (oldest := self.damped.oldest_seq) is not None:
+            seqs.append(oldest - 1)
+        return min(seqs)
+
+    @property
+    def _least_floor(self) -> int:
+        """The least floor of the records that wait, or the one after all that came."""
+        after = self.position.floor + 1
+        return min((each.floor for each in self._waiting), default=after)

@@ -134,7 +134,7 @@ class RecordLink:
                 f"after {after}: no such record yet, the newest is "
                 f"{link.welcome.next - 1}"
             )
-        self._position.is_of(link.welcome.log)
+        self._position.seq_log = link.welcome.log
 
     async def acknowledge(self) -> None:
         """Write an ack for what is finished, unless that was done."""

@@ -45,8 +45,7 @@ from liveness.client.question_link import (
     Sessions,
     Whereabouts,
 )
-from liveness.client.reader_position import ReaderPosition
-from liveness.client.record_buffer import RecordBuffer
+from liveness.client.record_buffer import ReaderPosition, RecordBuffer
 from liveness.client.record_link import RecordLink
 from liveness.client.sidecar_frames import wrong_form
 from liveness.core.records import SESSION_KINDS, Uid
