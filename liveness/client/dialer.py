@@ -166,8 +166,8 @@ class Dialer:
         path: The sidecar's socket.
         name: As in the hellos, and for the log.
         is_gateway: Whether the links are those of a gateway.
-        strict: Whether to raise refusals that only an operator can end, and for a reader
-            all errors before the first link.
+        strict: Whether to raise refusals that only an operator can end; for a reader also
+            all errors before the first link, and later a peer that is no sidecar.
         report_line: Called with each line for a person, in place of the logger.
         pause_between: Chooses each pause.
     """
@@ -247,7 +247,8 @@ class Dialer:
             self.say(f"{error}; {rest}", logging.ERROR)
             raise error
         remedy = remedy_of(error)
-        if self._needs_link or (remedy and self._is_strict):
+        is_other = isinstance(error, WireError) and not self._is_gateway
+        if self._needs_link or (self._is_strict and (remedy or is_other)):
             raise error
         self._pause_s = self._pause_between(*self._pause_after(error))
         if remedy is None:
