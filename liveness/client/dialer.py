@@ -23,7 +23,14 @@ from liveness.client.sidecar_frames import Welcome, welcome_of, wrong_form
 from liveness.core.records import WATCHER
 from liveness.core.wire.frames import PROTOCOL
 from liveness.core.wire.framing import Frame, Reader, encode
-from liveness.errors import Code, LivenessError, Refused, Replaced, ReportError
+from liveness.errors import (
+    Code,
+    LivenessError,
+    Refused,
+    Replaced,
+    ReportError,
+    WireError,
+)
 from liveness.text import escaped
 
 MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path, without its terminating 0
