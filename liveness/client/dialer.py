@@ -91,7 +91,6 @@ def random_name(what: str) -> str:
 
 
 def watcher_hello(name: str, scope: str, **options: object) -> dict[str, object]:
-    """The options of a watcher's hello."""
     hello: dict[str, object] = {"protocol": PROTOCOL, "role": WATCHER, "name": name}
     return {**hello, "scope": scope, **options}
 
@@ -111,17 +110,12 @@ class SidecarLink:
         self.welcome: Welcome
 
     async def read_welcome(self) -> None:
-        """Wait for the welcome.
-
-        Raises:
-            LinkLost, Refused, WireError: As `next_frame`.
-        """
+        """Wait for the welcome; raise as `next_frame`."""
         while (frame := await self.next_frame())[:1] != ("welcome",):
             pass
         self.welcome = welcome_of(frame)
 
     async def send(self, frame: list[Any]) -> None:
-        """Send a frame; see `send_bytes`."""
         await self.send_bytes(encode(frame))
 
     async def send_bytes(self, data: bytes) -> None:
@@ -134,7 +128,6 @@ class SidecarLink:
 
     @property
     def has_frame(self) -> bool:
-        """Whether a frame has arrived that `next_frame` has not returned."""
         return bool(self._frames)
 
     async def next_frame(self) -> Frame:
@@ -202,11 +195,7 @@ class Dialer:
         self._logged = ""
 
     async def open(self, hello: Callable[[], bytes]) -> SidecarLink:
-        """Dial until there is a link.
-
-        Raises:
-            Replaced, OSError, LivenessError: As `ended`.
-        """
+        """Dial until there is a link; raise as `ended`."""
         while True:
             try:
                 return await self.dial(hello)
@@ -333,7 +322,6 @@ def remedy_of(error: Exception) -> str | None:
 
 
 def _advice(error: Exception) -> str:
-    """Why there is no link, and what to do about it."""
     match error:
         case FileNotFoundError() | ConnectionRefusedError():
             return "it is not running, or runs elsewhere"

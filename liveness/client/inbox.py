@@ -40,7 +40,7 @@ class Arrival:
 
 
 class Inbox:
-    """The ends that have arrived, and up to where records may be acknowledged."""
+    """The ends that wait for a loop."""
 
     def __init__(self) -> None:
         self.newest = 0  # the seq of the newest record

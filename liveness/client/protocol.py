@@ -95,7 +95,6 @@ class Client:
     def login(
         self, uid: Uid, conn: int | None, *, at: float, timeout: float | None
     ) -> None:
-        """Open a connection; see `Reports.login`. One that has ended stays closed."""
         self.reports.login(uid, conn, at=at, timeout=timeout)
         if conn is None:
             self.inbox.withdraw(uid, None)
@@ -105,19 +104,16 @@ class Client:
         self._has_older = True
 
     def logout(self, uid: Uid, conn: int | None) -> None:
-        """Close a connection; see `Reports.logout`."""
         if not self.reports.logout(uid, conn):
             self.inbox.withdraw(uid, conn)
 
     def after(
         self, key: str, seconds: float, payload: str | None, ext: str | None, now: float
     ) -> None:
-        """Ask for a timer; see `TimerRequests.after`. Forget the one it replaces."""
         self.reports.timer_requests.after(key, seconds, payload, ext, now)
         self.tasks.forget(key)
 
     def cancel(self, key: str | None, ext: str | None) -> None:
-        """Cancel timers; see `TimerRequests.cancel`. Forget their waiting attempts."""
         self.reports.timer_requests.cancel(key, ext)
         if key is not None:
             self.tasks.forget(key)
@@ -125,12 +121,11 @@ class Client:
             self.tasks.forget_ext(ext)
 
     def done(self, attempt: Attempt, message: str | None) -> None:
-        """Answer an attempt; see `TimerRequests.done`. Ignored if it is of an old log."""
+        """Answer an attempt; ignored if it is of an old log."""
         if self._is_of_this_log(attempt):
             self.reports.timer_requests.done(attempt.key, attempt.seq, message)
 
     def fail(self, attempt: Attempt, message: str, *, final: bool) -> None:
-        """Answer an attempt; see `TimerRequests.fail`. Ignored if it is of an old log."""
         if self._is_of_this_log(attempt):
             requests = self.reports.timer_requests
             requests.fail(attempt.key, attempt.seq, message, final=final)
@@ -160,7 +155,6 @@ class Client:
         return encode(["hello", options])
 
     def link_lost(self) -> None:
-        """Note that the link has ended; what may be lost is sent again on the next."""
         if self.is_linked:
             self.is_linked = self._is_pinging = self._is_writing = False
             self._link_began = None
@@ -221,10 +215,7 @@ class Client:
         return self._requested_ping > self.pongs and not self._is_pinging
 
     def request_ping(self) -> int:
-        """Have a ping written after everything reported so far; return its number.
-
-        Once `pongs` has reached that number, all of it is on the sidecar's disk.
-        """
+        """Have a ping written after everything reported so far; return its number."""
         # Frames that are being written now may end in a ping that comes too early.
         number = self.pings + 1 + self._is_writing
         self._requested_ping = max(self._requested_ping, number)
@@ -251,11 +242,7 @@ class Client:
     # --- what is read ------------------------------------------------------------
 
     def receive(self, frame: Frame) -> str | None:
-        """Act on a frame after the welcome; return what to log, if anything.
-
-        Raises:
-            WireError: The peer does not speak a protocol that we understand.
-        """
+        """Act on a frame after the welcome; return what to log, if anything."""
         try:
             match frame:
                 case ("notices", tuple(records), *_):

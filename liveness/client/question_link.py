@@ -192,7 +192,6 @@ class Questions:
             await link.aclose()
 
     async def aclose(self) -> None:
-        """End all questions, and close the link."""
         self._is_closed = True
         for scope in self._cancel_scopes:
             scope.cancel()
@@ -202,7 +201,6 @@ class Questions:
 async def _answer_all(
     link: SidecarLink, questions: Sequence[_Question], options: Sequence[object]
 ) -> None:
-    """Ask these questions together, and give each its answer or refusal."""
     uids = [*{identity(uid): uid for each in questions for uid in each.uids}.values()]
     separator = link.welcome.device_separator
     if separator:

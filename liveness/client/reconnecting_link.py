@@ -104,11 +104,7 @@ class ReconnectingLink:
         self.changed = anyio.Event()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until *condition* is true; it is checked after each change.
-
-        Raises:
-            anyio.ClosedResourceError: The link was closed.
-        """
+        """Wait until *condition* is true; ClosedResourceError if the link is closed before."""
         await checkpoint()
         while not condition():
             if self.is_closed:
@@ -116,14 +112,12 @@ class ReconnectingLink:
             await self.changed.wait()
 
     async def flush(self) -> None:
-        """Wait until everything reported is on the sidecar's disk; see `Sidecar.flush`."""
         with self.lock:
             number = self.client.request_ping()
         self.write_soon()
         await self.wait_until(lambda: self.client.has_pong(number))
 
     def close(self) -> None:
-        """End the link, and `run`."""
         self.is_closed = True
         self.notify_waiters()
         self._scope.cancel()
@@ -140,12 +134,6 @@ class ReconnectingLink:
         self.notify_waiters()
 
     async def resume(self) -> None:
-        """If another process has the name, take it over again; return once linked.
-
-        Raises:
-            Replaced: Yet another process was faster.
-            anyio.ClosedResourceError: The link was closed.
-        """
         await checkpoint()
         if self.state is not LinkState.REPLACED:
             return
@@ -159,19 +147,11 @@ class ReconnectingLink:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether something waits to be written at once."""
         with self.lock:
             return self.client.is_urgent
 
     async def run(self, received: Callable[[], None]) -> None:
-        """Keep linking until `close`.
-
-        Args:
-            received: Called whenever frames were read.
-        Raises:
-            Refused: With *strict*: the sidecar has refused this gateway, or given its name
-                to another process.
-        """
+        """Keep linking until `close`; call *received* whenever frames were read."""
         with self._scope:
             while True:
                 try:
@@ -191,7 +171,6 @@ class ReconnectingLink:
             return self.client.hello(*read_host(self.clock) or ())
 
     async def _keep(self, link: SidecarLink, received: Callable[[], None]) -> None:
-        """Read and write until the link ends."""
         try:
             with self.lock:
                 line = self.client.welcomed(link.welcome)
@@ -227,7 +206,6 @@ class ReconnectingLink:
                 self._dialer.say(line)
 
     async def _ended(self, error: Exception) -> None:
-        """Note why a link has ended, or could not be made."""
         is_final = remedy_of(error) is not None
         is_replaced = isinstance(error, Replaced)
         self.replacements += is_replaced

@@ -159,11 +159,7 @@ class RecordBuffer:
         return new is not None
 
     def arrived(self, records: Iterable[RecordMap]) -> bool:
-        """Take the records of a frame; return whether one of them came before.
-
-        Raises:
-            KeyError, TypeError: One does not have the form of a record.
-        """
+        """Take the records of a frame; return whether one of them came before."""
         position, damped, has_repeated = self.position, self.damped, False
         for record in records:
             seq = record["seq"]
@@ -176,7 +172,6 @@ class RecordBuffer:
         return has_repeated
 
     def add(self, passed: Iterable[Passed[RecordMap]]) -> None:
-        """Have the loop get what the damper passes on."""
         assert self.damped is not None
         counts = self.damped.counts
         before = counts.hurried
@@ -203,7 +198,6 @@ class RecordBuffer:
         return record
 
     def take_all(self) -> list[RecordMap]:
-        """Return all that have arrived; at least one has."""
         log, last, _ = self._waiting[-1]
         self._given = log, self._least_floor - 1, last["seq"]
         records = [record for _, record, _ in self._waiting]
@@ -229,7 +223,6 @@ class RecordBuffer:
 
     @property
     def given_position(self) -> int | None:
-        """The seq to go on after; see `Watch.position`."""
         if self.position.in_log is None or self._least_floor == LOG_SEQ:
             return None
         return self._all_given

@@ -44,11 +44,7 @@ class RecordLink:
         self._goes_back = False  # the hello has a position before what has arrived
 
     async def opened(self) -> SidecarLink:
-        """Return the link, or wait for a new one.
-
-        Raises:
-            Replaced, ReportError, LivenessError: As the iteration of `Watch`.
-        """
+        """Return the link, or wait for a new one; raise as the iteration of `Watch`."""
         if self._replaced is not None:
             raise self._replaced.with_traceback(None)
         try:
@@ -137,7 +133,6 @@ class RecordLink:
         self._position.seq_log = link.welcome.log
 
     async def acknowledge(self) -> None:
-        """Write an ack for what is finished, unless that was done."""
         if (link := self._link) is None or not self._options["ack"]:
             return
         ack = self._records.next_ack(link.welcome.features)
@@ -151,7 +146,6 @@ class RecordLink:
         self._acked = (0,)
 
     async def send(self, link: SidecarLink, frame: list[object]) -> None:
-        """Write a frame on a link that `opened` has returned."""
         try:
             await link.send(frame)
         except BaseException:  # a part of it may be written
@@ -160,7 +154,6 @@ class RecordLink:
             raise
 
     async def drop(self) -> None:
-        """Close the link; the next use makes a new one."""
         link, self._link, self.since = self._link, None, inf
         if link is not None:
             await link.aclose()

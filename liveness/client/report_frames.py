@@ -24,7 +24,6 @@ def rounded_age(age: float) -> float:
 
 
 def split(users: UidByConn, most: int) -> Iterable[UidByConn]:
-    """Split *users* into parts of at most *most*."""
     if len(users) <= most:
         return (users,) if users else ()
     items = iter(users.items())

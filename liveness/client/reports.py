@@ -84,7 +84,6 @@ class Reports:
         self._awaiting_pong = SentReports()  # before the last ping
 
     def new_conn(self) -> int:
-        """Return a conn that was never returned before."""
         conn = self._next_conn
         self._next_conn += 1
         return conn
@@ -96,13 +95,8 @@ class Reports:
     ) -> None:
         """Open a connection; for one that is open already, report activity.
 
-        Args:
-            uid: The user.
-            conn: The connection; None if the gateway has no ids for them.
-            at: When it was authenticated, in seconds of the clock that `frames` gets.
-            timeout: The silence timeout of this user until the next login, in seconds.
-        Raises:
-            ReportError: An argument is invalid. Nothing was taken.
+        *conn* is None if the gateway has no ids. *at*, when it was authenticated, is by the clock
+        that `frames` gets.
         """
         _check_uid(uid)
         if timeout is not None and not is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):
@@ -133,20 +127,13 @@ class Reports:
 
         It is ignored if the connection is not open. The gateway has made no mistake: its
         user may send while the record that ends the connection is under way.
-
-        Raises:
-            ReportError: The uid is invalid, or the connection belongs to another.
         """
         conn = self._open_conn(uid, conn)
         if conn is not None:
             unsent[conn] = uid
 
     def logout(self, uid: Uid, conn: int | None) -> bool:
-        """Close a connection; return whether it was open, else the call is ignored.
-
-        Raises:
-            ReportError: The uid is invalid, or the connection belongs to another.
-        """
+        """Close a connection; return whether it was open, else the call is ignored."""
         conn = self._open_conn(uid, conn)
         if conn is not None:
             self.close(conn)
@@ -189,14 +176,12 @@ class Reports:
 
     @property
     def pending(self) -> int:
-        """How many changes, activities and timer requests wait to be sent."""
         changes = len(self._logins) + len(self._to_declare) + len(self._logouts)
         activity = len(self.messages) + len(self.keepalives)
         return changes + activity + self.timer_requests.pending
 
     @property
     def unconfirmed(self) -> int:
-        """How many were sent and not confirmed by a pong."""
         of_conns = len(self._sent) + len(self._awaiting_pong)
         return of_conns + self.timer_requests.unconfirmed
 
@@ -317,12 +302,10 @@ class Reports:
     # --- what has arrived ------------------------------------------------------------
 
     def ping_sent(self) -> None:
-        """Note that a ping follows all that was sent; only one is under way at a time."""
         self._awaiting_pong, self._sent = self._sent, SentReports()
         self.timer_requests.ping_sent()
 
     def pong_received(self) -> None:
-        """Note the pong to that ping: all before it is on the sidecar's disk."""
         self._awaiting_pong = SentReports()
         self.timer_requests.pong_received()
 
@@ -407,7 +390,6 @@ def _check_conn(conn: object) -> None:
 
 
 def _pop_first(users: dict[int, T], most: int) -> dict[int, T]:
-    """Remove and return the first items, at most *most*."""
     if len(users) <= most:
         first = users.copy()
         users.clear()

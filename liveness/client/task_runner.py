@@ -54,7 +54,6 @@ class TaskRunner:
         return function
 
     async def wait_idle(self) -> None:
-        """Wait until no task runs."""
         await self._link.wait_until(lambda: not self._busy)
 
     def start_workers(self) -> None:
@@ -86,7 +85,6 @@ class TaskRunner:
                 self._link.notify_waiters()  # `wait_idle`
 
     async def _call(self, function: Any, timer: Timer) -> None:
-        """Call a task, and answer the timer by its result."""
         try:
             if is_async(function):
                 returned = await self._call_async(function, timer)

@@ -13,7 +13,7 @@ the sidecar has no room is sent again later.
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import MAX_UID_BYTES, is_text, is_within
@@ -37,25 +37,23 @@ EXT: Final = "ext"
 ATTEMPT: Final = "attempt"
 
 
-class AfterRequest(NamedTuple):
-    """A timer to create."""
+class TimerRequest(NamedTuple):
+    """A request: an `after`, a `cancel`, or the answer to an attempt."""
 
-    key: str
-    due: float  # by the clock that callers pass as `now`
-    options: dict[str, str]
-    number: int  # counts the calls of `after` and `cancel`
+    frame: list[Any]  # of an `after`: without the seconds
+    number: int = 0  # counts the calls of `after` and `cancel`; 0: an answer
+    due: float | None = None  # of an `after`: by the clock that callers pass as `now`
+    ext: str | None = None  # of an `after`
+
+    def encoded(self, now: float) -> bytes:
+        if self.due is None:
+            return encode(self.frame)
+        left = min(max(self.due - now, MIN_AFTER_S), MAX_AFTER_S)
+        return encode([*self.frame[:2], left, *self.frame[2:]])
 
 
-class CancelRequest(NamedTuple):
-    """A timer, or all with an ext, to cancel."""
-
-    frame: bytes
-    number: int
-
-
-Subject: TypeAlias = tuple[str, str | int]  # KEY, EXT or ATTEMPT; with its name or seq
-PendingRequest: TypeAlias = AfterRequest | CancelRequest | bytes  # bytes: an answer
-PendingRequests: TypeAlias = dict[Subject, PendingRequest]
+Subject: TypeAlias = tuple[str, str | int | None]  # KEY, EXT or ATTEMPT; name or seq
+PendingRequests: TypeAlias = dict[Subject, TimerRequest]
 
 
 class TimerRequests:
@@ -69,7 +67,7 @@ class TimerRequests:
         self._sent: PendingRequests = {}  # since the last ping
         self._awaiting_pong: PendingRequests = {}  # before the last ping
         # By key: timers for which the sidecar had no room, and when to send them again.
-        self._postponed: dict[str, AfterRequest] = {}
+        self._postponed: dict[str, TimerRequest] = {}
         self._resend_at: float | None = None
         self._number = 0  # of the latest `after` or `cancel`
 
@@ -78,11 +76,6 @@ class TimerRequests:
     def after(
         self, key: str, seconds: float, payload: str | None, ext: str | None, now: float
     ) -> None:
-        """Request a timer; see `Sidecar.after`.
-
-        Raises:
-            ReportError: An argument is invalid, or there is no room. Nothing was requested.
-        """
         _check_name(KEY, key)
         if not is_within(seconds, MIN_AFTER_S, MAX_AFTER_S):
             raise ReportError(
@@ -100,53 +93,35 @@ class TimerRequests:
         if ext is not None:
             _check_name(EXT, ext)
             options[EXT] = ext
-        self._number += 1
-        self._ask((KEY, key), AfterRequest(key, now + seconds, options, self._number))
+        frame = ["after", key, options] if options else ["after", key]
+        self._ask((KEY, key), frame, due=now + seconds, ext=ext)
 
     def cancel(self, key: str | None, ext: str | None) -> None:
-        """Cancel a timer, or all with an ext; see `Sidecar.cancel`.
-
-        Raises:
-            ReportError: As `after`.
-        """
         if (key is None) == (ext is None):
             raise ReportError("cancel takes a key or an ext: exactly one of them")
-        what, name = (KEY, key) if key is not None else (EXT, ext or "")
+        what, name = (KEY, key) if key is not None else (EXT, ext)
         _check_name(what, name)
-        self._number += 1
-        frame = encode(["cancel", {what: name}])
-        self._ask((what, name), CancelRequest(frame, self._number))
+        self._ask((what, name), ["cancel", {what: name}])
         if what == EXT:
-            for request in [*self._postponed.values()]:
-                if request.options.get(EXT) == ext:
-                    del self._postponed[request.key]
-                    self._cancel_replaced(request)
+            for each, request in [*self._postponed.items()]:
+                if request.ext == ext:
+                    del self._postponed[each]
+                    self._cancel_replaced(each, request.number)
 
     def done(self, key: str, seq: int, message: str | None) -> None:
-        """Answer the attempt of the record *seq*: its work is done.
-
-        Raises:
-            ReportError: The message is not a string.
-        """
         text = None if message is None else _shortened(message)
-        self._answer(seq, encode(["done", key, text, {"seq": seq}]))
+        self._answer(seq, ["done", key, text, {"seq": seq}])
 
     def fail(self, key: str, seq: int, message: str, *, final: bool) -> None:
-        """Answer the attempt of the record *seq*: it failed. *final*: do not retry.
-
-        Raises:
-            ReportError: The message is not a string.
-        """
         options: dict[str, object] = {"seq": seq}
         if final:
             options["final"] = True
-        self._answer(seq, encode(["fail", key, _shortened(message), options]))
+        self._answer(seq, ["fail", key, _shortened(message), options])
 
-    def _cancel_replaced(self, refused: AfterRequest) -> None:
+    def _cancel_replaced(self, key: str, number: int) -> None:
         """Cancel the timer of another ext that a refused one was to replace."""
-        frame = encode(["cancel", {KEY: refused.key}])
-        request = CancelRequest(frame, refused.number)
-        _put_last(self._unsent, (KEY, refused.key), request)
+        request = TimerRequest(["cancel", {KEY: key}], number)
+        _put_last(self._unsent, (KEY, key), request)
 
     def forget_answers(self) -> None:
         """Drop all answers: their log no longer exists."""
@@ -154,7 +129,7 @@ class TimerRequests:
             for subject in [each for each in requests if each[0] == ATTEMPT]:
                 del requests[subject]
 
-    def _ask(self, subject: tuple[str, str], request: PendingRequest) -> None:
+    def _ask(self, subject: Subject, frame: list[Any], **of_after: Any) -> None:
         if not self.is_supported:
             raise ReportError(
                 "the sidecar has no timers; it is older than this library: update it"
@@ -165,13 +140,15 @@ class TimerRequests:
                 "are kept; see whether the sidecar runs and can write"
             )
         self.was_used = True
+        self._number += 1
         if subject[0] == KEY:
-            self._postponed.pop(subject[1], None)
+            self._postponed.pop(str(subject[1]), None)
+        request = TimerRequest(frame, self._number, **of_after)
         _put_last(self._unsent, subject, request)
 
-    def _answer(self, seq: int, frame: bytes) -> None:
+    def _answer(self, seq: int, frame: list[Any]) -> None:
         if self._has_room((ATTEMPT, seq)):
-            _put_last(self._unsent, (ATTEMPT, seq), frame)
+            _put_last(self._unsent, (ATTEMPT, seq), TimerRequest(frame))
         else:
             self.dropped += 1
 
@@ -188,17 +165,14 @@ class TimerRequests:
 
     @property
     def pending(self) -> int:
-        """How many requests wait to be sent."""
         return len(self._unsent) + len(self._postponed)
 
     @property
     def postponed(self) -> int:
-        """For how many of them the sidecar had no room."""
         return len(self._postponed)
 
     @property
     def unconfirmed(self) -> int:
-        """How many requests were sent and not confirmed by a pong."""
         return len(self._sent) + len(self._awaiting_pong)
 
     def frames(self, now: float) -> Iterator[bytes]:
@@ -209,7 +183,7 @@ class TimerRequests:
             for subject in list(islice(self._unsent, MAX_REQUESTS_PER_WRITE)):
                 requests.append(request := self._unsent.pop(subject))
                 _put_last(self._sent, subject, request)
-        return (_encode(request, now) for request in requests)
+        return (request.encoded(now) for request in requests)
 
     def postpone(self, key: str) -> None:
         """Note that the sidecar had no room for a timer: it is sent again later.
@@ -218,26 +192,25 @@ class TimerRequests:
         A newer cancel by ext would miss the older timer that this one was to replace, so
         that timer is cancelled by its key.
         """
-        subject = (KEY, key)
-        generations = (self._awaiting_pong, self._sent, self._unsent)
-        sent = next((requests for requests in generations if subject in requests), {})
-        refused = sent.get(subject)
-        if not isinstance(refused, AfterRequest) or sent is self._unsent:
+        subject: Subject = (KEY, key)
+        sent = next(
+            (each for each in (self._awaiting_pong, self._sent) if subject in each),
+            None,
+        )
+        if sent is None or (refused := sent[subject]).due is None:
             return
         del sent[subject]
-        ext = refused.options.get(EXT)
-        by_key, by_ext = (
-            any(
-                isinstance(request := requests.get(about), AfterRequest | CancelRequest)
-                and request.number > refused.number
-                for requests in generations
-            )
-            for about in (subject, (EXT, ext or ""))
-        )
-        if by_ext and not by_key:
-            self._cancel_replaced(refused)
-        elif not by_key:
+        if self._has_newer(subject, refused):
+            return
+        if self._has_newer((EXT, refused.ext), refused):
+            self._cancel_replaced(key, refused.number)
+        else:
             self._postponed[key] = refused
+
+    def _has_newer(self, subject: Subject, than: TimerRequest) -> bool:
+        generations = (self._awaiting_pong, self._sent, self._unsent)
+        requests = (each.get(subject, than) for each in generations)
+        return any(request.number > than.number for request in requests)
 
     def _resend_postponed(self, now: float) -> None:
         if not self._postponed:
@@ -253,15 +226,12 @@ class TimerRequests:
     # --- confirmations, as in `reports` ----------------------------------------------
 
     def ping_sent(self) -> None:
-        """Note that a ping follows the sent requests; only one is under way at a time."""
         self._awaiting_pong, self._sent = self._sent, {}
 
     def pong_received(self) -> None:
-        """Note the pong to that ping: all requests before it are durable."""
         self._awaiting_pong = {}
 
     def link_lost(self) -> None:
-        """Note that the link has ended: unconfirmed requests are sent again."""
         requests: PendingRequests = {
             (KEY, key): request for key, request in self._postponed.items()
         }
@@ -300,18 +270,7 @@ def _shortened(message: object) -> str:
 
 
 def _put_last(
-    requests: PendingRequests, subject: Subject, request: PendingRequest
+    requests: PendingRequests, subject: Subject, request: TimerRequest
 ) -> None:
-    """Put a request at the end, and remove an older one about the same subject."""
     requests.pop(subject, None)
     requests[subject] = request
-
-
-def _encode(request: PendingRequest, now: float) -> bytes:
-    if isinstance(request, bytes):
-        return request
-    if isinstance(request, CancelRequest):
-        return request.frame
-    left = min(max(request.due - now, MIN_AFTER_S), MAX_AFTER_S)
-    frame = ["after", request.key, left]
-    return encode([*frame, request.options] if request.options else frame)
