@@ -31,7 +31,6 @@ LEAST_PING_S: Final = 0.25
 # All processes of a service would get the same name, and replace each other.
 PLACEHOLDER: Final = re.compile(r"\{[^{}]*\}")
 
-TIMERS: Final = "timers"  # in `welcome.features`
 EMPTY_KEEPALIVE: Final = encode(["keepalive", []])  # keeps the promise; is not answered
 
 
@@ -225,16 +224,13 @@ class Client:
         """Whether the ping of that number was answered, or a later one.
 
         Raises:
-            ReportError: The sidecar has no timers, or no room for those asked for.
+            ReportError: The sidecar has no room for the timers asked for.
         """
-        requests = self.reports.timer_requests
-        if self.is_linked and requests.pending and not requests.is_supported:
-            raise ReportError(self._no_timers_line())
         if self.pongs < number:
             return False
-        if requests.postponed:
+        if postponed := self.reports.timer_requests.postponed:
             raise ReportError(
-                f"the sidecar has no room for {requests.postponed} timers, which are sent "
+                f"the sidecar has no room for {postponed} timers, which are sent "
                 "again later; cancel what is not needed, or raise timers.max_live"
             )
         return True
@@ -279,31 +275,12 @@ class Client:
         if self._was_shut_out:
             self._was_shut_out = False
             self._believed_from = welcome.next
-        return self._timers_line(is_new_log=is_new_log)
-
-    def _timers_line(self, *, is_new_log: bool) -> str | None:
-        """What to log of a welcome if the program uses timers."""
-        assert self.welcome is not None
-        requests = self.reports.timer_requests
-        requests.is_supported = TIMERS in self.welcome.features
-        if not (requests.was_used or self.tasks.has_consumers):
-            return None
-        if not requests.is_supported:
-            return self._no_timers_line()
-        if is_new_log and requests.was_used:
+        if is_new_log and self.reports.timer_requests.was_used:
             return (
                 "the sidecar has begun a new log: timers that were asked for before may "
                 "be gone with the old one; ask again for those that matter"
             )
         return None
-
-    def _no_timers_line(self) -> str:
-        assert self.welcome is not None
-        return (
-            f"the sidecar ({self.welcome.server}) has no timers: none will fire, and "
-            f"{self.reports.timer_requests.pending} requests wait for a sidecar that has "
-            "them; update it"
-        )
 
     def _receive_pong(self, number: int) -> None:
         if self._is_pinging and number == self.pings:

@@ -6,7 +6,7 @@ last record that a restored log shares with the one before.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from liveness.client.damped_records import MAX_SETTLING, DampedRecords
@@ -14,7 +14,6 @@ from liveness.client.inbox import RecordMap
 from liveness.client.sidecar_frames import Welcome
 from liveness.core.sessions.damping import Passed
 
-CURSOR: Final = "cursor"  # in `welcome.features`
 # The kind of the mapping that says that the log is another one. It is not on the wire.
 LOG: Final = "log"
 LOG_SEQ: Final = 0  # its seq: below that of any record
@@ -210,7 +209,7 @@ class RecordBuffer:
             number, _, seq = self._given
             self._finished, self._given = (number, seq), None
 
-    def next_ack(self, features: Sequence[str]) -> tuple[int, ...]:
+    def next_ack(self) -> tuple[int, ...]:
         """The seq up to which to acknowledge and, if that differs, the cursor."""
         if self.damped is None:
             number, seq = self._finished
@@ -218,8 +217,7 @@ class RecordBuffer:
         cursor = self._all_given
         if self._given is not None:
             cursor = min(cursor, self._given[1])
-        cursor = max(cursor, 0)  # that of a new log may be -1
-        return (self.position.floor, cursor) if CURSOR in features else (cursor,)
+        return (self.position.floor, max(cursor, 0))
 
     @property
     def given_position(self) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 
 from liveness.client.dialer import Dialer, SidecarLink, random_name, watcher_hello
-from liveness.client.record_buffer import CURSOR, RecordBuffer
+from liveness.client.record_buffer import RecordBuffer
 from liveness.client.sidecar_frames import Welcome
 from liveness.core.wire.framing import encode
 from liveness.errors import LivenessError, Replaced, ReportError
@@ -89,18 +89,6 @@ class RecordLink:
         if self._position.leave_to_the_sidecar(welcome):
             return False
         is_new_log = self._records.linked(welcome)
-        if "users" in self._options and "users" not in welcome.features:
-            self._dialer.say(
-                f"the sidecar ({welcome.server}) cannot tell users from devices: records "
-                "of all devices follow; update it"
-            )
-        has_cursor = self._options["ack"]
-        if self._damped and has_cursor and CURSOR not in welcome.features:
-            self._dialer.say(
-                f"the sidecar ({welcome.server}) cannot store a position before what it has "
-                "sent: if more than its limits.window of records come within settle_s, offlines "
-                "may come early; update it"
-            )
         if is_new_log and self._goes_back:
             # From that position, the link would skip the beginning of the new log.
             return False
@@ -135,7 +123,7 @@ class RecordLink:
     async def acknowledge(self) -> None:
         if (link := self._link) is None or not self._options["ack"]:
             return
-        ack = self._records.next_ack(link.welcome.features)
+        ack = self._records.next_ack()
         if ack[0] < 1 or ack <= self._acked:
             return
         await self.send(link, ["ack", *ack])

@@ -172,8 +172,8 @@ class SidecarCalls:
             payload: Text to get back when it fires: at most 4,096 bytes without U+0000.
             ext: A name, like a key, that several timers may share, to cancel them all.
         Raises:
-            ReportError: An argument is invalid, the sidecar has no timers, or too many
-                requests wait for its disk. Nothing was taken.
+            ReportError: An argument is invalid, or too many requests wait for the sidecar's
+                disk. Nothing was taken.
         """
         self._check()
         with self._lock:
@@ -320,7 +320,7 @@ class Sidecar(SidecarCalls):
 
         Raises:
             anyio.ClosedResourceError: `connect` was left meanwhile.
-            ReportError: Timers were asked for, and the sidecar has none, or no room.
+            ReportError: Timers were asked for, and the sidecar has no room.
         """
         await self._link.flush()
 

@@ -175,11 +175,6 @@ class TaskQueues:
                 queue.forget(key)
 
     @property
-    def has_consumers(self) -> bool:
-        """Whether there is a task, or has been a reader of `timers()`."""
-        return bool(self.queues) or self.has_reader
-
-    @property
     def waiting(self) -> int:
         return sum(map(len, self.queues)) + len(self.unclaimed)
 

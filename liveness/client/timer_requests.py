@@ -60,7 +60,6 @@ class TimerRequests:
     """Requests about timers that are not sent, or not confirmed by a pong."""
 
     def __init__(self) -> None:
-        self.is_supported = True  # False: the sidecar is known to have no timers
         self.was_used = False  # whether a timer was ever requested
         self.dropped = 0  # answers without room; their timers fire again
         self._unsent: PendingRequests = {}
@@ -130,10 +129,6 @@ class TimerRequests:
                 del requests[subject]
 
     def _ask(self, subject: Subject, frame: list[Any], **of_after: Any) -> None:
-        if not self.is_supported:
-            raise ReportError(
-                "the sidecar has no timers; it is older than this library: update it"
-            )
         if not self._has_room(subject):
             raise ReportError(
                 f"{MAX_REQUESTS} timer requests wait for the sidecar's disk, and no more "
@@ -160,8 +155,7 @@ class TimerRequests:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether there is something to send now, and the sidecar supports it."""
-        return self.is_supported and bool(self._unsent)
+        return bool(self._unsent)
 
     @property
     def pending(self) -> int:
@@ -179,10 +173,9 @@ class TimerRequests:
         """Return the first waiting requests, encoded; they count as sent from now on."""
         self._resend_postponed(now)
         requests = []
-        if self.is_supported:
-            for subject in list(islice(self._unsent, MAX_REQUESTS_PER_WRITE)):
-                requests.append(request := self._unsent.pop(subject))
-                _put_last(self._sent, subject, request)
+        for subject in list(islice(self._unsent, MAX_REQUESTS_PER_WRITE)):
+            requests.append(request := self._unsent.pop(subject))
+            _put_last(self._sent, subject, request)
         return (request.encoded(now) for request in requests)
 
     def postpone(self, key: str) -> None:

@@ -889,43 +889,6 @@ def test_the_remark_on_a_new_log_says_that_its_timers_may_be_gone() -> None:
     assert "gone with the old one" in told
 
 
-def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_sent_none() -> None:
-    client = client_of()
-    after(client, "a")
-    for _ in range(2):
-        hello(client)
-        told = take(client, ("welcome", WELCOME))
-        assert told is not None
-        assert "(liveness/0.1.0) has no timers" in told
-        assert not client.is_urgent
-        assert names(written(client)) == []
-        assert client.reports.pending == 1
-        client.link_lost()
-    with pytest.raises(ReportError, match="has no timers"):
-        after(client, "b")
-    hello(client)
-    welcome(client, **WITH_TIMERS)
-    assert names(written(client)) == ["after", "ping"]
-
-
-def test_a_sidecar_without_timers_is_remarked_on_if_there_are_tasks() -> None:
-    client = client_of()
-    client.tasks.add_task("", 1)
-    hello(client)
-    assert take(client, ("welcome", WELCOME)) is not None
-
-
-def test_has_pong_raises_if_timers_wait_for_a_sidecar_that_has_none() -> None:
-    client = client_of()
-    after(client, "a")
-    number = client.request_ping()
-    assert not client.has_pong(number)  # without a link it may still come
-    hello(client)
-    assert take(client, ("welcome", WELCOME)) is not None
-    with pytest.raises(ReportError, match="has no timers"):
-        client.has_pong(number)
-
-
 @pytest.mark.parametrize("run_timeout", [-1, float("inf"), float("nan"), "soon"])
 def test_a_run_timeout_that_cannot_be_ends_the_link(run_timeout: object) -> None:
     client = client_of()

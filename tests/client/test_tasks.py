@@ -178,9 +178,7 @@ def test_timers_without_a_task_are_remarked_on_once() -> None:
 
 def test_there_is_no_remark_if_a_reader_or_a_task_takes_the_timer() -> None:
     tasks = TaskQueues()
-    assert not tasks.has_consumers
     tasks.add_task("a", 1)
-    assert tasks.has_consumers
     assert tasks.add(attempt(1, "a")) is None
     tasks.has_reader = True
     assert tasks.add(attempt(2, "b")) is None

@@ -408,20 +408,3 @@ def test_waiting_commands_are_bounded_and_may_always_be_replaced(
     after(requests, "one more")
     requests.done("a", 1, None)
     assert requests.dropped == 1
-
-
-# --- a sidecar without timers ---------------------------------------------------------
-
-
-def test_nothing_is_sent_to_a_sidecar_without_timers_and_no_more_is_accepted() -> None:
-    requests = TimerRequests()
-    after(requests, "a", 60)
-    requests.is_supported = False
-    assert not requests.has_unsent
-    assert told(requests) == []
-    with pytest.raises(ReportError, match="the sidecar has no timers"):
-        after(requests, "b")
-    with pytest.raises(ReportError, match="the sidecar has no timers"):
-        requests.cancel("a", None)
-    requests.is_supported = True
-    assert keys(told(requests, now=5.0)) == ["after a"]

@@ -22,7 +22,6 @@ Linked = tuple[liveness.Sidecar, Link]
 
 BOUND_S: Final = 30.0  # of a whole test
 SHORT_S: Final = 0.05  # a run timeout that is to be met
-WITHOUT: Final = ["ack", "after"]  # the features of a sidecar that has no timers
 
 
 @pytest.fixture(params=["trio", "asyncio"])
@@ -139,27 +138,6 @@ async def test_a_bad_argument_raises_at_the_call_and_nothing_is_sent(
     with pytest.raises(liveness.ReportError):
         BAD[what](sidecar)
     assert sidecar.stats().pending == 0
-
-
-async def test_a_sidecar_without_timers_is_logged_by_each_link_and_raises_at_the_call(
-    peer: Peer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with liveness.connect(peer.path, name="gw-1") as sidecar:
-        sidecar.after("a", 60)
-        for _ in range(2):
-            link = await peer.link(features=WITHOUT)
-            await sidecar.connected()
-            with pytest.raises(liveness.ReportError, match="has no timers"):
-                sidecar.after("b", 60)
-            with pytest.raises(liveness.ReportError, match="has no timers"):
-                await sidecar.flush()
-            await link.close()
-            while sidecar.is_connected:
-                await anyio.lowlevel.checkpoint()
-        link = await peer.link()
-        assert (await link.next("after"))[1] == "a"
-        await link.close()
-    assert sum("has no timers" in line for line in caplog.messages) == 2
 
 
 # --- reading -------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from liveness.client.dialer import SidecarLink
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
 from liveness.core.records import MOVED, OFFLINE, ONLINE
-from liveness.core.wire import frames
 from liveness.core.wire.framing import Frame
 from tests.service import rig as rig_module
 from tests.service.rig import WALL_MS, Caller, Rig, VirtualWallClock, running, slowed
@@ -290,27 +289,6 @@ async def test_a_small_window_does_not_fill_while_offlines_wait(rig: Rig) -> Non
         # Eight records come again on the new link, three at a time.
         await does(gateway, "login", "last")
         assert await next_of(watch, 2) == [(ONLINE, "last"), (OFFLINE, "ada")]
-
-
-@virtual
-async def test_an_older_sidecar_gets_an_ack_of_what_is_safe(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    features = tuple(name for name in frames.FEATURES if name != "cursor")
-    monkeypatch.setattr("liveness.core.links.handshake.FEATURES", features)
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    lines: list[str] = []
-    async with reading(rig, name=NAME, report_line=lines.append) as watch:
-        assert "cannot store a position before what it has sent" in lines[0]
-        await does(gateway, "login", "bob")
-        await does(gateway, "logout", "ada")
-        await does(gateway, "login", "eve")
-        assert await next_of(watch, 2) == [(ONLINE, "bob"), (ONLINE, "eve")]
-        await nothing_of(watch, 1)
-        assert cursor(rig) == 2
-        assert await next_of(watch, 1) == [(OFFLINE, "ada")]
-        await nothing_of(watch, 1)
-        assert cursor(rig) == 4
 
 
 @virtual
