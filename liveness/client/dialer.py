@@ -223,6 +223,7 @@ class Dialer:
             raise
         self._linked_at = anyio.current_time()
         self._needs_link = False
+        self.say(f"linked to the sidecar at {self.path}", logging.INFO)
         return link
 
     def ended(self, error: Exception) -> None:

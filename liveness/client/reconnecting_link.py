@@ -7,7 +7,6 @@ for up to `flush`, and everything else is written soon after it was reported.
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from logging import INFO
 from threading import Lock
 from typing import Final
 
@@ -174,7 +173,6 @@ class ReconnectingLink:
         try:
             with self.lock:
                 line = self.client.welcomed(link.welcome)
-            self._dialer.say(f"linked to the sidecar at {self._dialer.path}", INFO)
             if line:
                 self._dialer.say(line)
             self._set_state(LinkState.LINKED)

@@ -28,32 +28,41 @@ class ArrivedRecord(NamedTuple):
     floor: int
 
 
-class ReaderPosition:
-    """A reader's position in the log.
+class RecordBuffer:
+    """The records of a watch, until its loop has finished them."""
 
-    Args:
-        after: Begin above this seq; None: with the next record.
-        log: The log that it belongs to; None: the sidecar's.
-        has_cursor: Whether the sidecar stores the cursor of this name.
-
-    Attributes:
-        seq: The seq after which to continue; None if only the sidecar knows it.
-        seq_log: The log that it belongs to; None: whichever the sidecar has.
-        known_log: The id of the newest known log.
-        floor: Records of this link up to this seq are repeated ones.
-        logs: How many logs there were before; it distinguishes logs with one id.
-    """
-
-    def __init__(self, after: int | None, log: str | None, *, has_cursor: bool) -> None:
-        self.known_log = log
-        self.floor = 0
-        self.logs = 0
-        self.has_begun = False  # a first welcome was taken
-        self._has_cursor = has_cursor
+    def __init__(
+        self,
+        after: int | None,
+        log: str | None,
+        *,
+        has_cursor: bool,
+        damped: DampedRecords | None,
+        say: Callable[[str], None],
+    ) -> None:
+        # The seq after which to continue, None if only the sidecar knows it; and the log
+        # that it belongs to, None for whichever the sidecar has.
         self.seq, self.seq_log = after, log
+        self.known_log = log  # the newest known one
+        self.floor = 0  # records of this link up to this seq are repeated ones
+        self.has_begun = False  # a first welcome was taken
+        self.damped = damped
+        self._logs = 0  # how many there were before; several may have one id
+        self._has_cursor = has_cursor
+        self._say = say
+        self._waiting = deque[ArrivedRecord]()  # and not given to the loop yet
+        # What the loop was given and may not have finished: the number of its log, the seq
+        # up to which all else is finished, and the last seq that was given.
+        self._given: tuple[int, int, int] | None = None
+        self._finished: tuple[int, int] = (0, 0)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    # --- the position ----------------------------------------------------------------
 
     @property
-    def in_log(self) -> int | None:
+    def _in_log(self) -> int | None:
         """The seq, if it belongs to the newest known log."""
         return self.seq if self.seq_log in (None, self.known_log) else None
 
@@ -69,7 +78,7 @@ class ReaderPosition:
             return {"after": self.seq}
         return {"after": self.seq, "log": self.seq_log}
 
-    def arrived(self, seq: int) -> bool:
+    def _is_new(self, seq: int) -> bool:
         """Move to a record that has arrived; return False if it came before."""
         if seq <= self.floor:
             return False
@@ -90,7 +99,7 @@ class ReaderPosition:
         self.seq = self.seq_log = self.known_log = None
         return True
 
-    def welcomed(self, welcome: Welcome) -> dict[str, Any] | None:
+    def _welcomed(self, welcome: Welcome) -> dict[str, Any] | None:
         """Take the welcome of a link; return the event of a new log for the reader, if any."""
         is_first, self.has_begun = not self.has_begun, True
         log, before = welcome.log, self.known_log
@@ -107,7 +116,7 @@ class ReaderPosition:
         self.floor = self.seq or 0 if is_resumed else 0
         if not is_new:
             return None
-        self.logs += 1
+        self._logs += 1
         return {"kind": LOG, "log": log, "was": before, "seq": LOG_SEQ}
 
     def was_forgotten(self, welcome: Welcome) -> bool:
@@ -121,33 +130,11 @@ class ReaderPosition:
         self.seq, self.seq_log = 0, welcome.log
         return True
 
-
-class RecordBuffer:
-    """The records of a watch, until its loop has finished them."""
-
-    def __init__(
-        self,
-        position: ReaderPosition,
-        damped: DampedRecords | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self.position = position
-        self.damped = damped
-        self._say = say
-        self._waiting = deque[ArrivedRecord]()  # and not given to the loop yet
-        # What the loop was given and may not have finished: the number of its log, the seq
-        # up to which all else is finished, and the last seq that was given.
-        self._given: tuple[int, int, int] | None = None
-        self._finished: tuple[int, int] = (0, 0)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     # --- the link -------------------------------------------------------------------
 
     def linked(self, welcome: Welcome) -> bool:
         """Take the welcome of a link; return whether its log is a new one."""
-        new = self.position.welcomed(welcome)
+        new = self._welcomed(welcome)
         damped = self.damped
         if damped is not None and not (damped.has_begun and new is None):
             self.add(damped.flush())  # of the log before
@@ -159,10 +146,10 @@ class RecordBuffer:
 
     def arrived(self, records: Iterable[RecordMap]) -> bool:
         """Take the records of a frame; return whether one of them came before."""
-        position, damped, has_repeated = self.position, self.damped, False
+        damped, has_repeated = self.damped, False
         for record in records:
             seq = record["seq"]
-            if not position.arrived(seq):
+            if not self._is_new(seq):
                 has_repeated = True
             elif damped is None:
                 self._add(record, seq)
@@ -183,7 +170,7 @@ class RecordBuffer:
             )
 
     def _add(self, record: RecordMap, floor: int) -> None:
-        self._waiting.append(ArrivedRecord(self.position.logs, record, floor))
+        self._waiting.append(ArrivedRecord(self._logs, record, floor))
 
     # --- the loop -------------------------------------------------------------------
 
@@ -213,22 +200,22 @@ class RecordBuffer:
         """The seq up to which to acknowledge and, if that differs, the cursor."""
         if self.damped is None:
             number, seq = self._finished
-            return (seq if number == self.position.logs else 0,)
+            return (seq if number == self._logs else 0,)
         cursor = self._all_given
         if self._given is not None:
             cursor = min(cursor, self._given[1])
-        return (self.position.floor, max(cursor, 0))
+        return (self.floor, max(cursor, 0))
 
     @property
     def given_position(self) -> int | None:
-        if self.position.in_log is None or self._least_floor == LOG_SEQ:
+        if self._in_log is None or self._least_floor == LOG_SEQ:
             return None
         return self._all_given
 
     @property
     def _all_given(self) -> int:
         """The seq up to which everything that has arrived was given to the loop."""
-        seqs = [self.position.floor, self._least_floor - 1]
+        seqs = [self.floor, self._least_floor - 1]
         if self.damped is not None and (oldest := self.damped.oldest_seq) is not None:
             seqs.append(oldest - 1)
         return min(seqs)
@@ -236,5 +223,5 @@ class RecordBuffer:
     @property
     def _least_floor(self) -> int:
         """The least floor of the records that wait, or the one after all that came."""
-        after = self.position.floor + 1
+        after = self.floor + 1
         return min((each.floor for each in self._waiting), default=after)

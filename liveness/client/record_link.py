@@ -1,6 +1,5 @@
 """The link of a watch: a new one whenever it ends, and the acks that are written on it."""
 
-from logging import INFO
 from math import inf
 from typing import Any
 
@@ -36,7 +35,6 @@ class RecordLink:
         self._dialer = dialer
         self._options = options
         self._records = records
-        self._position = records.position
         self._damped = records.damped
         self._link: SidecarLink | None = None
         self._replaced: Replaced | None = None
@@ -58,23 +56,19 @@ class RecordLink:
 
     async def _new_link(self) -> SidecarLink:
         while True:
-            if self._position.lacks_log:
+            if self._records.lacks_log:
                 await self._learn_log()
-            was_linked = (
-                self._position.has_begun and self._position.known_log is not None
-            )
             link = await self._dialer.open(self._hello)
             if self._begin(link.welcome):
                 self._link, self._acked = link, (0,)
                 self.since = self.acked_at = anyio.current_time()
                 if self._damped is not None:
                     self._damped.linked()
-                self._report(was_linked=was_linked)
                 return link
             await link.aclose()
 
     def _hello(self) -> bytes:
-        hello: dict[str, object] = self._options | self._position.options()
+        hello: dict[str, object] = self._options | self._records.options()
         damped = self._damped
         self._goes_back = False
         if hello["ack"] and damped is not None and damped.oldest_seq is not None:
@@ -86,25 +80,13 @@ class RecordLink:
 
     def _begin(self, welcome: Welcome) -> bool:
         """Take the welcome of a link; return False if it needs another hello."""
-        if self._position.leave_to_the_sidecar(welcome):
+        if self._records.leave_to_the_sidecar(welcome):
             return False
         is_new_log = self._records.linked(welcome)
         if is_new_log and self._goes_back:
             # From that position, the link would skip the beginning of the new log.
             return False
-        return not self._position.was_forgotten(welcome)
-
-    def _report(self, *, was_linked: bool) -> None:
-        position, path = self._position, self._dialer.path
-        if was_linked:
-            is_known = position.seq is not None
-            since = f", continuing after seq {position.floor}" if is_known else ""
-            self._dialer.say(f"connected again{since}", INFO)
-        elif position.seq is None:
-            name = self._options["name"]
-            self._dialer.say(f"watching {path}, continuing where {name!r} was", INFO)
-        else:
-            self._dialer.say(f"watching {path} from seq {position.floor + 1} on", INFO)
+        return not self._records.was_forgotten(welcome)
 
     async def _learn_log(self) -> None:
         """Get the log's id by a hello of its own: a seq is a position in one log."""
@@ -112,13 +94,13 @@ class RecordLink:
         hello = watcher_hello(random_name("watch"), scope, ack=False, kinds=())
         link = await self._dialer.open(lambda: encode(["hello", hello]))
         await link.aclose()
-        after = self._position.seq
+        after = self._records.seq
         if after is not None and after >= link.welcome.next:
             raise ReportError(
                 f"after {after}: no such record yet, the newest is "
                 f"{link.welcome.next - 1}"
             )
-        self._position.seq_log = link.welcome.log
+        self._records.seq_log = link.welcome.log
 
     async def acknowledge(self) -> None:
         if (link := self._link) is None or not self._options["ack"]:

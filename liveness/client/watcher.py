@@ -45,7 +45,7 @@ from liveness.client.question_link import (
     Sessions,
     Whereabouts,
 )
-from liveness.client.record_buffer import ReaderPosition, RecordBuffer
+from liveness.client.record_buffer import RecordBuffer
 from liveness.client.record_link import RecordLink
 from liveness.client.sidecar_frames import wrong_form
 from liveness.core.records import SESSION_KINDS, Uid
@@ -138,8 +138,9 @@ class Watch(AsyncIterator[RecordMap]):
             pause_between=pause_between,
         )
         self._dialer = new_dialer(self._name)
-        self._position = ReaderPosition(after, log, has_cursor=has_cursor)
-        self._records = RecordBuffer(self._position, damped, self._dialer.say)
+        self._records = RecordBuffer(
+            after, log, has_cursor=has_cursor, damped=damped, say=self._dialer.say
+        )
         self._link = RecordLink(self._dialer, options, self._records)
         self._questions, self._anywhere = (
             Questions(
@@ -246,7 +247,7 @@ class Watch(AsyncIterator[RecordMap]):
     @property
     def log(self) -> str | None:
         """The id of the log that the last record is from; None before the first link."""
-        return self._position.known_log
+        return self._records.known_log
 
     @property
     def position(self) -> int | None:
