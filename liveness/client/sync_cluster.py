@@ -43,7 +43,6 @@ class SyncClusterWatch(ThreadedWatch[list[ClusterEvent]], Iterator[ClusterEvent]
     where = waits(ClusterWatch.where)
     online = waits(ClusterWatch.online)
     hosts = waits(ClusterWatch.hosts)
-    list = waits(ClusterWatch.list)
 
     @property
     def position(self) -> str | None:

@@ -133,7 +133,6 @@ class Chain:
         lists: Whether to list the online users: at first, unless there is a position, and
             after each rollback and gap.
         lease_s: The lease of the hosts.
-        waits: Whether a list waits until the hosts have listed theirs.
     """
 
     def __init__(
@@ -143,7 +142,6 @@ class Chain:
         position: str | None = None,
         lists: bool = False,
         lease_s: float,
-        waits: bool = True,
     ) -> None:
         self.partition = partition
         self.is_caught_up = False  # it has everything; pause before the next request
@@ -156,7 +154,6 @@ class Chain:
         self._list: _List | None = None
         self._list_at = -inf
         self._lease_s = lease_s
-        self._waits = waits
         self._now = 0.0
         self._began_at: float | None = None  # when it joined this life of the partition
         self._wanted_at = 0.0  # when it began to need a list
@@ -351,7 +348,7 @@ class Chain:
     def _may_wait(self) -> bool:
         """Whether a list waits for hosts that are not ready."""
         waited_s = self._now - self._wanted_at
-        return self._waits and waited_s < MOST_WAIT * self._lease_s
+        return waited_s < MOST_WAIT * self._lease_s
 
     def _wait(self) -> None:
         self._list_at = self._now + self._lease_s / 10

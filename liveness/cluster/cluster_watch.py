@@ -15,24 +15,23 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
-from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from liveness.cluster.chain import UNLISTED, Chain
 from liveness.cluster.connection import CallError, Redis, connected
-from liveness.cluster.events import ClusterEvent, Delivery, Listed
+from liveness.cluster.events import ClusterEvent, Delivery
 from liveness.cluster.format import ClusterRecord, Place
 from liveness.cluster.questions import HostRow, hosts, places_of
 from liveness.cluster.terms import ClusterTerms, read_terms
-from liveness.cluster.turns import RETRY_S, SLOWEST_S, Troubles, Turns, step
+from liveness.cluster.turns import RETRY_S, SLOWEST_S, Troubles, Turns
 from liveness.config.cluster import ClusterSettings
 from liveness.core.records import Uid, identity
 from liveness.errors import ReportError
 
-__all__ = ["OLDEST", "ClusterBatches", "ClusterListing", "ClusterWatch"]
+__all__ = ["OLDEST", "ClusterBatches", "ClusterWatch"]
 
 # Most sessions in an answer to `where`: far more than the users in it have.
 MOST_PLACES: Final = 1_000_000
@@ -47,14 +46,6 @@ Positions: TypeAlias = dict[int, str]
 
 R = TypeVar("R")
 logger: Final = logging.getLogger("liveness.client")
-
-
-class ClusterListing(NamedTuple):
-    """The users online on any host; to follow from there, begin at `position`."""
-
-    position: str
-    places: list[Place]  # the newest session of each user
-    is_settled: bool  # False: hosts are still listing, after Redis was emptied
 
 
 class ClusterWatch(AsyncIterator[ClusterEvent]):
@@ -321,33 +312,6 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         """Ask for the hosts; see `where`."""
         terms = await self._begun()
         return await self._ask(lambda redis: hosts(redis, terms.partitions))
-
-    async def list(self) -> ClusterListing:
-        """Ask for all users that are online on any host; see `where`.
-
-        To follow from there, begin at its position. A million users take some 400 MB here.
-        """
-        terms = await self._begun()
-        found = [
-            await self._ask(partial(self._listed, number))
-            for number in range(terms.partitions)
-        ]
-        return ClusterListing(
-            text_of({listed.partition: name for listed, name in found}),
-            [place for listed, _ in found for place in listed.places],
-            all(listed.is_settled for listed, _ in found),
-        )
-
-    async def _listed(self, number: int, redis: Redis) -> tuple[Listed, str]:
-        """List a partition."""
-        terms = await self._begun()
-        chain = Chain(number, lists=True, lease_s=terms.lease_s, waits=False)
-        while True:
-            for event, position in await step(redis, chain):
-                if isinstance(event, Listed):
-                    return event, position
-            if chain.is_caught_up and not chain.name:  # no host has begun it
-                return Listed(number, 0, [], is_settled=False), ""
 
 
 class ClusterBatches(AsyncIterator[list[ClusterEvent]]):

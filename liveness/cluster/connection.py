@@ -18,7 +18,7 @@ from liveness.cluster.nodes import Address, CallError, RedisNode, Word, check_st
 from liveness.cluster.slots import SlotMap
 from liveness.config.cluster import ClusterSettings
 
-__all__ = ["CallError", "Redis", "connected", "why_policy_is_wrong"]
+__all__ = ["CallError", "Redis", "connected"]
 
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
@@ -30,7 +30,6 @@ _NOT_LOADED: Final = (
     "the functions of this version are not there: let a sidecar of this version run, or "
     "grant +function|load"
 )
-_ALWAYS_EVICTS: Final = "allkeys-"
 
 
 class Redis:
@@ -38,7 +37,8 @@ class Redis:
 
     Calls may be made by many tasks at once, in trio and asyncio, while `run` runs. Each
     raises a `CallError` if there was no answer, or Redis refused it. *timeout_s* is the
-    longest time to connect, and to wait for an answer.
+    longest time to connect, and to wait for an answer. With *must_keep*, a server is refused
+    whose `maxmemory-policy` may evict any key, as it is when a connection begins.
 
     Raises:
         StartError: coredis is not installed, or a file of the settings is unusable.
@@ -49,12 +49,14 @@ class Redis:
         settings: ClusterSettings,
         *,
         timeout_s: float = TIMEOUT_S,
+        must_keep: bool = False,
         functions: Functions = functions(),  # noqa: B008 - the same for all
     ) -> None:
         check_start(settings)
         self.error: CallError | None = None  # of the newest call; None: it succeeded
         self._settings = settings
         self._timeout_s = timeout_s
+        self._must_keep = must_keep
         self._functions = functions
         self._tasks: TaskGroup | None = None
         self._servers: dict[Address, RedisNode] = {}
@@ -149,22 +151,8 @@ class Redis:
 
     async def information(self) -> list[dict[str, str]]:
         """The INFO of each master, and its `address`; empty if the user may not see it."""
-        masters = sorted(await self._masters())
-        return [await self._information(address) for address in masters]
-
-    async def policies(self) -> tuple[list[str], CallError | None]:
-        """The policies of masters for full memory, and the failure of one that is away.
-
-        The policy (`maxmemory-policy`) is empty if the user may not see it.
-        """
-        policies, failure = list[str](), None
-        for address in sorted(await self._masters()):
-            try:
-                found = await self._information(address)
-                policies.append(found.get("maxmemory_policy", ""))
-            except CallError as error:
-                failure = error
-        return policies, failure
+        masters = {self._only} if self._only else await self._slots.masters()
+        return [await self._information(address) for address in sorted(masters)]
 
     async def _information(self, address: Address) -> dict[str, str]:
         found = {"address": str(address)}
@@ -177,9 +165,6 @@ class Redis:
             if failure.kind != "permission":
                 raise
         return found
-
-    async def _masters(self) -> set[Address]:
-        return {self._only} if self._only else await self._slots.masters()
 
     # --- sending ------------------------------------------------------------------
 
@@ -245,6 +230,7 @@ class Redis:
                 self._settings,
                 timeout_s=self._timeout_s,
                 tasks=self._tasks,
+                must_keep=self._must_keep,
             )
         return server
 
@@ -256,15 +242,9 @@ class Redis:
 
 
 @asynccontextmanager
-async def connected(
-    settings: ClusterSettings, *, timeout_s: float = TIMEOUT_S
-) -> AsyncIterator[Redis]:
-    """Redis for a block, for programs that have no task group of their own.
-
-    Raises:
-        StartError: As `Redis` does.
-    """
-    redis, failure = Redis(settings, timeout_s=timeout_s), None
+async def connected(settings: ClusterSettings, **options: Any) -> AsyncIterator[Redis]:
+    """`Redis` for a block, for programs that have no task group of their own."""
+    redis, failure = Redis(settings, **options), None
     async with create_task_group() as tasks:
         await tasks.start(redis.run)
         try:
@@ -276,16 +256,5 @@ async def connected(
         raise failure
 
 
-def why_policy_is_wrong(policy: str) -> str | None:
-    """Why presence cannot be kept under a policy for full memory; None: it can."""
-    if not policy.startswith(_ALWAYS_EVICTS):
-        return None
-    return (
-        f"Redis has maxmemory-policy {policy}: when its memory is full it would delete "
-        "the keys of presence, and users would vanish; set noeviction or a volatile- policy"
-    )
-
-
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    """Pairs from alternating fields and values."""
     return dict(zip(flat[::2], flat[1::2], strict=True))

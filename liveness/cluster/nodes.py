@@ -72,6 +72,7 @@ _REMEDIES: Final[dict[Kind, str]] = {
     "auth": "correct cluster.user and cluster.password_file",
     "permission": "give cluster.user that right",
     "connection": "is the address right, and does Redis run there?",
+    "memory": "set maxmemory-policy noeviction, and give Redis enough memory",
 }
 
 
@@ -118,7 +119,7 @@ class RedisNode:
     """A Redis server.
 
     *timeout_s* is the longest time to connect, and to wait for an answer. The
-    connection runs in *tasks*.
+    connection runs in *tasks*. With *must_keep*, a server that may evict any key is refused.
     """
 
     def __init__(
@@ -128,11 +129,13 @@ class RedisNode:
         *,
         timeout_s: float,
         tasks: TaskGroup,
+        must_keep: bool,
     ) -> None:
         self.address = address
         self._settings = settings
         self._timeout_s = timeout_s
         self._tasks = tasks
+        self._must_keep = must_keep
         self._connecting = Lock()
         self._connection: RedisConnection | None = None
 
@@ -173,6 +176,8 @@ class RedisNode:
                 return await request
             second = connection.create_request(*then)
             return [await request, await second]
+        except CallError:
+            raise
         except Exception as error:
             failure = self._failure(error)
             if failure.kind in ("timeout", "readonly"):
@@ -216,7 +221,22 @@ class RedisNode:
         except Exception:
             await checkpoint_if_cancelled()  # coredis raises this in place of it
             raise
+        if self._must_keep:
+            await self._check_policy(connection)
         return connection
+
+    async def _check_policy(self, connection: "RedisConnection") -> None:
+        try:
+            found: Any = await connection.create_request(b"INFO", b"memory")
+        except Exception as error:
+            if self._failure(error).kind != "permission":
+                raise
+        else:
+            _, _, policy = found.partition(b"maxmemory_policy:")
+            if policy.startswith(b"allkeys-"):
+                connection.invalidate()
+                why = f"its maxmemory-policy {policy.split()[0].decode()} deletes keys"
+                raise CallError("memory", f"Redis at {self.address}: {why}")
 
     def _failure(self, error: Exception) -> CallError:
         if isinstance(error, StartError):

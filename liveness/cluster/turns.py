@@ -114,7 +114,9 @@ class Turns:
         found = list[Delivery]()
         try:
             while not found:
-                found = await step(redis, chain)
+                method, args = chain.request
+                answer: Any = await getattr(redis, method)(chain.partition, *args)
+                found = chain.answer(answer, anyio.current_time())
                 if chain.is_caught_up:
                     break
         except CallError as error:
@@ -127,10 +129,3 @@ class Turns:
             self._retry_at.pop(chain.partition, None)
             self._troubles.succeeded(chain.partition)
         return found
-
-
-async def step(redis: Redis, chain: Chain) -> list[Delivery]:
-    """Make the request of a chain; return the events in its answer."""
-    method, args = chain.request
-    answer: Any = await getattr(redis, method)(chain.partition, *args)
-    return chain.answer(answer, anyio.current_time())

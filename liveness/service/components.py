@@ -109,7 +109,6 @@ class SidecarService:
             self.presence,
             log_writer,
             feed,
-            spools=self._spools,
             clock=clock,
             turnstile=self._turnstile,
         )

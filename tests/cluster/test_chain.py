@@ -330,14 +330,6 @@ def test_after_redis_was_emptied_the_list_waits_for_the_hosts(stored: Stored) ->
     assert read(reader, emptied, now=38) == [(300, {"ada"})]
 
 
-def test_a_list_that_need_not_wait_says_that_it_is_not_settled(stored: Stored) -> None:
-    stored.beat_us = BORN_US
-    reader = chain(lists=True, waits=False)
-    ((listed, _),) = deliveries_of(reader, stored)
-    assert isinstance(listed, Listed)
-    assert not listed.is_settled
-
-
 def test_a_list_waits_for_a_host_that_needs_longer_than_a_lease(stored: Stored) -> None:
     stored.change(100, "+ada")
     stored.beat_us, stored.is_listing = BORN_US + 100_000_000, True
@@ -347,15 +339,6 @@ def test_a_list_waits_for_a_host_that_needs_longer_than_a_lease(stored: Stored) 
     stored.change(200, "+bob")
     stored.is_listing = False
     assert read(reader, stored, now=100) == ["+bob", (200, {"ada", "bob"})]
-
-
-def test_a_list_for_which_nobody_waits_says_that_a_host_is_listing(
-    stored: Stored,
-) -> None:
-    stored.is_listing = True
-    ((listed, _),) = deliveries_of(chain(lists=True, waits=False), stored)
-    assert isinstance(listed, Listed)
-    assert not listed.is_settled
 
 
 def test_a_host_that_lists_for_ever_does_not_keep_readers_without_a_list(

@@ -11,12 +11,7 @@ import coredis.exceptions
 import pytest
 import trio
 
-from liveness.cluster.connection import (
-    CallError,
-    Redis,
-    connected,
-    why_policy_is_wrong,
-)
+from liveness.cluster.connection import CallError, Redis, connected
 from liveness.cluster.format import (
     Place,
     entry_of,
@@ -27,11 +22,10 @@ from liveness.cluster.format import (
     session_bytes,
     sessions_of,
 )
-from liveness.cluster.nodes import KINDS, Address
+from liveness.cluster.nodes import KINDS
 from liveness.config.cluster import ClusterSettings
 from liveness.config.secret_file import MAX_BYTES
 from liveness.errors import StartError
-from liveness.lab.common.processes import free_port
 from tests.helpers.needs import needs
 from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.redis_servers import (
@@ -435,36 +429,17 @@ async def test_tls_with_certificates_of_both_sides(
 # --- the policy for full memory -----------------------------------------------------------
 
 
-async def test_the_policy_is_that_of_the_server(redis: RedisServer) -> None:
-    redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
-    async with redis_of(redis.settings()) as conn:
-        assert await conn.policies() == (["allkeys-lfu"], None)
-    redis("ACL", "SETUSER", "ada", "on", "nopass", "~*", "+@all", "-info")
-    async with redis_of(redis.settings(user="ada")) as conn:
-        assert await conn.policies() == ([""], None)
-
-
-async def test_a_master_that_is_away_hides_no_policy_of_the_others(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+async def test_a_host_publishes_to_no_server_that_may_evict_any_key(
+    redis: RedisServer,
 ) -> None:
-    masters = {Address("127.0.0.1", port) for port in (redis.port, free_port())}
-
-    async def know(_: Redis) -> set[Address]:
-        return masters
-
-    monkeypatch.setattr(Redis, "_masters", know)
-    nodes = ",".join(map(str, masters))
-    async with redis_of(ClusterSettings(nodes=nodes)) as conn:
-        policies, failure = await conn.policies()
-        assert (policies, failure and failure.kind) == (["noeviction"], "connection")
-
-
-@pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", ""])
-def test_a_policy_that_keeps_keys_without_a_ttl_is_right(policy: str) -> None:
-    assert why_policy_is_wrong(policy) is None
-
-
-def test_a_policy_that_deletes_any_key_is_wrong() -> None:
-    said = why_policy_is_wrong("allkeys-lru")
-    assert said
-    assert "users would vanish; set noeviction or a volatile- policy" in said
+    settings = redis.settings()
+    redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
+    async with connected(settings, must_keep=True) as conn:
+        failure = await failure_of(begin(conn))
+        assert failure.kind == "memory"
+        assert "maxmemory-policy allkeys-lfu deletes keys; set" in failure.advice
+        redis("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+        assert (await begin(conn))[0] == b"reset"
+    redis("ACL", "SETUSER", "ada", "on", "nopass", "~*", "+@all", "-info")
+    async with connected(redis.settings(user="ada"), must_keep=True) as conn:
+        assert (await begin(conn))[0] == b"epoch"

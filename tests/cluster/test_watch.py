@@ -248,19 +248,6 @@ async def test_questions_are_answered_for_all_hosts(
         assert (row.host, row.sessions, row.state) == ("a", 3, HostState.LIVE)
 
 
-async def test_a_list_has_all_users_and_the_position_to_go_on_from(
-    host: ClusterPublisher, watching: Watching
-) -> None:
-    host.online(*(f"u{n}" for n in range(30)))
-    async with watching() as watch:
-        listing = await watch.list()
-    assert {place.user for place in listing.places} == {f"u{n}" for n in range(30)}
-    assert not listing.is_settled  # the hosts had no lease of time yet
-    host.online("ada")
-    async with watching(position=listing.position) as watch:
-        assert await read(watch, 1) == ["+ada"]
-
-
 # --- the library ----------------------------------------------------------------------
 
 
@@ -286,7 +273,6 @@ def test_a_program_with_threads_watches_a_cluster(
         assert watch.online(["ada", "kim"]) == {"ada"}
         assert [place.host for place in watch.where("bob")] == ["a"]
         assert [row.host for row in watch.hosts()] == ["a"]
-        assert len(watch.list().places) == 3
         assert watch.position is not None
 
 

@@ -9,13 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from liveness.cluster.connection import CallError
 from liveness.config.cluster import ClusterSettings
 from liveness.service.outlets.cluster import publisher, session_lists
 from liveness.service.outlets.cluster.partition import Partition
 from liveness.service.outlets.cluster.publisher import LISTS_AT_ONCE, Publisher
 from liveness.service.outlets.cluster.session_changes import Call
-from liveness.service.outlets.cluster.session_lists import SessionList
 from tests.service.rig import Rig, running
 
 
@@ -25,21 +23,15 @@ class FakeRedis:
     error = None
     is_connected = True
 
-    def __init__(self, _settings: ClusterSettings) -> None:
+    def __init__(self, _settings: ClusterSettings, *, must_keep: bool) -> None:
+        assert must_keep
         self.begun: list[Any] = [b"keep", 0, 1, 1, 1, 1]
         self.looked: list[Any] = [b"later", 30_000_000]
         self.changes: list[Any] = []
-        self.policy = "noeviction"
-        self.failure: CallError | None = None
-        self.failures = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         await trio.sleep_forever()
-
-    async def policies(self) -> tuple[list[str], CallError | None]:
-        self.failures += self.failure is not None
-        return [self.policy], self.failure
 
     async def call(self, function: str, _partition: int, args: Sequence[Any]) -> Any:
         await trio.sleep(0.001)
@@ -105,16 +97,20 @@ async def test_a_log_that_cannot_be_read_now_is_read_later(
 async def test_a_list_that_cannot_be_read_now_is_made_again(
     rig: Rig, cluster: Publisher, redis: FakeRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: SessionList) -> None:
+    failures = 0
+
+    def fail(_: object) -> None:
+        nonlocal failures
+        failures += 1
         raise OSError("Input/output error")
 
     await rig.gateway_of("ada")
     redis.begun = [b"reset", 0, 2, 1, 1, 1]
     (part,) = cluster.host.partitions
     with monkeypatch.context() as failing:
-        failing.setattr(SessionList, "next_piece", fail)
+        failing.setattr(rig.store, "read_online", fail)
         part.lose_records()
-        await rig.until(lambda: part.lists > 2)
+        await rig.until(lambda: failures > 2)
     redis.changes.clear()
     await rig.until(lambda: b"ada" in redis.changes)
 
@@ -131,16 +127,6 @@ async def test_an_answer_of_another_form_is_reported(
     assert (now.state, bool(now.detail)) in {("away", True), ("refused", True)}
     redis.begun = [b"keep", 0, 1, 1, 1, 1]
     await rig.until(lambda: cluster.now().state == "following")
-
-
-async def test_it_publishes_while_a_part_of_redis_is_away_and_watches_that(
-    rig: Rig, cluster: Publisher, redis: FakeRedis
-) -> None:
-    redis.failure = CallError("connection", "one of them is away")
-    await rig.until(lambda: redis.failures > 0)
-    await rig.until(lambda: cluster.now().state == "following")
-    redis.policy, redis.failure = "allkeys-lru", None  # it is back
-    assert await rig.until(lambda: cluster.now().state == "refused") < 5
 
 
 @pytest.mark.rig(partitions=2 * LISTS_AT_ONCE)
@@ -218,15 +204,6 @@ async def test_all_partitions_begin_at_once_and_list_in_turns(
     )
     assert await rig.until(lambda: cluster.now().state == "following") > 30.0
     assert most == LISTS_AT_ONCE
-
-
-async def test_a_policy_that_is_set_while_it_publishes_is_noticed_soon(
-    rig: Rig, cluster: Publisher, redis: FakeRedis
-) -> None:
-    await rig.until(lambda: cluster.now().state == "following")
-    redis.policy = "allkeys-lru"
-    assert await rig.until(lambda: cluster.now().state == "refused") < 12
-    assert "allkeys-lru" in cluster.now().detail
 
 
 async def test_another_lease_of_another_host_is_reported(

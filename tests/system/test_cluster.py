@@ -240,7 +240,8 @@ def test_a_server_that_may_evict_the_keys_is_refused(
     sidecar = host("a")
     gateway = sidecar.gateway("gw")
     gateway.send("login", ["ada"])
-    assert "allkeys-lru" in sidecar.line("refused")["message"]
+    away = "away: other hosts see nothing of this one until it answers; the users and "
+    assert "allkeys-lru" in sidecar.line(f"{away}gateways of this host go on")["error"]
     assert gateway.where("ada")
     assert not state.users()
     redis("CONFIG", "SET", "maxmemory-policy", "noeviction")

@@ -11,7 +11,6 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.spools import Spools
 
 if TYPE_CHECKING:
     from liveness.service.outlets.supervisor import Outlets
@@ -23,7 +22,6 @@ def outlets_of(
     log_writer: LogWriter,
     feed: LogTail,
     *,
-    spools: Spools,
     clock: Clock,
     turnstile: Turnstile,
 ) -> "Outlets | None":
@@ -48,7 +46,7 @@ def outlets_of(
         config.limits.max_settling,
         partial(is_superseded, presence, log_writer),
     )
-    return make_outlets(config, access, spools)
+    return make_outlets(config, access)
 
 
 def is_superseded(

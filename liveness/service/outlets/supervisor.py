@@ -16,7 +16,6 @@ from liveness.metrics.outlet_now import OutletNow
 from liveness.service.outlets.common.outlet import CursorOutlet, Outlet
 from liveness.service.outlets.common.outlet_log import LogAccess
 from liveness.service.outlets.common.outlet_store import OutletStore
-from liveness.service.storage.spools import Spools
 
 if TYPE_CHECKING:
     from liveness.service.outlets.cluster.publisher import Publisher
@@ -31,7 +30,7 @@ CLOSE_S: Final = 0.5
 _log = structlog.get_logger("outlet")
 
 
-def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets":
+def make_outlets(config: Config, access: LogAccess) -> "Outlets":
     """The outlets in the settings, not running yet.
 
     Raises:
@@ -45,7 +44,7 @@ def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets"
     if config.cluster.is_on:
         from liveness.service.outlets.cluster import publisher
 
-        cluster = publisher.Publisher(config, access, spools)
+        cluster = publisher.Publisher(config, access)
     webhooks: list[WebhookOutlet] = []
     if config.webhooks:
         from liveness.service.outlets.webhooks.webhook_outlet import make_webhooks

@@ -7,15 +7,15 @@ them.
 
 import sqlite3
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
-from math import inf
 from random import SystemRandom
 from typing import Any, Final
 
 import structlog
 import trio
 
-from liveness.cluster.connection import CallError, Redis, why_policy_is_wrong
+from liveness.cluster.connection import CallError, Redis
 from liveness.cluster.format import configuration_of
 from liveness.cluster.questions import ClusterQuestions
 from liveness.config.settings import Config
@@ -24,15 +24,15 @@ from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
 from liveness.metrics.cluster_now import ClusterNow
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
+from liveness.service.common.threads import in_thread
 from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.host_state import HostIdentity, nonce_of
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.publisher_status import ClusterStatus
 from liveness.service.outlets.cluster.session_changes import Call
-from liveness.service.outlets.cluster.session_lists import SessionList, SessionLists
+from liveness.service.outlets.cluster.session_lists import SessionList, make_lists
 from liveness.service.outlets.common.outlet_log import LogAccess
 from liveness.service.storage.log_tail import TailReader
-from liveness.service.storage.spools import SpoolFull, Spools, TooLarge
 
 # Records of the log read at a time.
 READ_RECORDS: Final = 500
@@ -43,12 +43,8 @@ LARGE_CALL: Final = 50
 LIST_RETRY_S: Final = 5.0
 READ_RETRY_S: Final = 1.0
 # Partitions that list their sessions at a time: hosts that all do, as after Redis was
-# emptied, leave it time for other calls; and each list waits on disk.
+# emptied, leave it time for other calls; and each list waits in memory.
 LISTS_AT_ONCE: Final = 4
-# How often the servers' policy is asked for; more often while it is wrong, or unknown.
-UNKNOWN_POLICY_S: Final = 1.0
-POLICY_S: Final = 10.0
-WRONG_POLICY_S: Final = 5.0
 
 SESSIONS: Final = Subscription(None, frozenset(SESSION_KINDS))
 
@@ -58,7 +54,7 @@ _log = structlog.get_logger("cluster")
 class Publisher:
     """Publishes the log of one sidecar, whose settings name a cluster."""
 
-    def __init__(self, config: Config, access: LogAccess, spools: Spools) -> None:
+    def __init__(self, config: Config, access: LogAccess) -> None:
         self.name = "cluster"
         settings, separator = config.cluster, config.presence.device_separator
         partitions = settings.partitions
@@ -81,14 +77,13 @@ class Publisher:
         self.host = host = ClusterHost(
             self._identity, partitions=partitions, separator=separator
         )
-        self.redis = redis = Redis(settings)
+        self.redis = redis = Redis(settings, must_keep=True)
         self.questions = ClusterQuestions(
             redis, partitions=partitions, separator=separator
         )
         self._feed = access.feed
         self._position = ReadPosition(SESSIONS, 0)
         self._reader = TailReader(log_writer, self._feed, self._position, is_guest=True)
-        self._lists = SessionLists(log_writer.store, spools, host.session_of)
         self._list_of: dict[int, SessionList] = {}
         self._turnstile = access.turnstile
         self._status = ClusterStatus(host, redis, self.questions, log_writer, clock)
@@ -108,7 +103,6 @@ class Publisher:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.redis.run)
-                nursery.start_soon(self._watch_policy)
                 nursery.start_soon(self._status.log_changes)
                 nursery.start_soon(self._read_log)
                 nursery.start_soon(self._make_lists)
@@ -116,8 +110,7 @@ class Publisher:
                     nursery.start_soon(self._publish, part)
         finally:
             self._feed.unfollow(self._reader)
-            for number in [*self._list_of]:
-                self._list_of.pop(number).close()
+            self._list_of.clear()
 
     def failed(self, why: str) -> None:
         """As `Outlet.failed`."""
@@ -134,17 +127,14 @@ class Publisher:
         wake, identity, status = self._wakes[part.number], self._identity, self._status
         while True:
             if part.wants_piece:
-                await self._give_piece(part)
+                self._give_piece(part)
             if part.queued > LARGE_CALL or part.mode is Mode.ASSERTING:
                 await self._turnstile.wait()
             identity.newest = self._log_writer.durable_seq
             now = self._clock.mono()
-            call = None
-            if not status.why_paused:
-                call = part.next_call(now, round(now * 1000))
+            call = part.next_call(now, round(now * 1000))
             if call is None:
-                wait_s = inf if status.why_paused else part.next_at() - now
-                with trio.move_on_after(max(0.0, wait_s)):
+                with trio.move_on_after(max(0.0, part.next_at() - now)):
                     await wake.wait()
                 continue
             before = part.mode
@@ -175,16 +165,12 @@ class Publisher:
         else:
             identity.calls[call.function, word] += 1
         if identity.is_stopped and not was_stopped:
-            self._notify_all()
+            for wake in self._wakes:  # all partitions must stop
+                wake.notify()
 
     def _count_error(self, error: CallError) -> None:
         self._identity.errors[error.kind] += 1
         self._status.newest_error = error
-
-    def _notify_all(self) -> None:
-        """All partitions may go on now, or must stop."""
-        for wake in self._wakes:
-            wake.notify()
 
     async def _read_log(self) -> None:
         """Give the partitions the records of the log that they have room for."""
@@ -225,16 +211,21 @@ class Publisher:
         host = self.host
         while True:
             numbers, counted = self._next_lists(), host.wanting_tallies()
+            offset_ms = self._clock.mono_offset_ms()
             if not numbers and not counted:
                 await self._wants_list.wait()
                 continue
             try:
-                lists, tallies = await self._lists.make(
-                    numbers,
-                    [part.number for part in counted],
-                    self._clock.mono_offset_ms(),
+                lists, tallies = await in_thread(
+                    partial(
+                        make_lists,
+                        self._log_writer.store,
+                        partial(host.session_of, offset_ms=offset_ms),
+                        numbers,
+                        [part.number for part in counted],
+                    )
                 )
-            except (OSError, sqlite3.Error, SpoolFull, TooLarge) as error:
+            except (OSError, sqlite3.Error) as error:
                 self._log_disk("the sessions of this host cannot be listed", error)
                 await trio.sleep(LIST_RETRY_S)
                 continue
@@ -252,7 +243,7 @@ class Publisher:
         asserting = {it.number: it for it in parts if it.mode is Mode.ASSERTING}
         for number, made in [*self._list_of.items()]:
             if number not in asserting or asserting[number].lists != made.number:
-                self._list_of.pop(number).close()
+                del self._list_of[number]
         wanted = {
             number: part.lists
             for number, part in asserting.items()
@@ -261,41 +252,14 @@ class Publisher:
         turns_left = LISTS_AT_ONCE - (len(asserting) - len(wanted))
         return dict(islice(wanted.items(), max(0, turns_left)))
 
-    async def _give_piece(self, part: Partition) -> None:
+    def _give_piece(self, part: Partition) -> None:
         made = self._list_of.get(part.number)
         if made is None or made.number != part.lists:
             return
-        try:
-            piece = await made.next_piece()
-        except (OSError, TypeError, ValueError) as error:  # or it is not what we wrote
-            self._log_disk("a list of the sessions cannot be read", error)
-            part.begin_anew(self._clock.mono())
-        else:
-            part.give_piece(piece)
-            if piece.tally is None:
-                return
-        if self._list_of.get(part.number) is made:
-            self._list_of.pop(part.number).close()
-
-    async def _watch_policy(self) -> None:
-        """Publish only while no server may evict the cluster's keys.
-
-        A part of a Cluster that is away does not hold up the others.
-        """
-        while True:
-            try:
-                policies, failure = await self.redis.policies()
-            except CallError as error:
-                policies, failure = [], error
-            if policies:
-                wrong = filter(None, map(why_policy_is_wrong, policies))
-                self._status.why_paused = next(wrong, "")
-                self._notify_all()
-            pause_s = WRONG_POLICY_S if self._status.why_paused else POLICY_S
-            if failure is not None:
-                self._status.newest_error = failure
-                pause_s = UNKNOWN_POLICY_S
-            await trio.sleep(pause_s)
+        piece = made.next_piece()
+        part.give_piece(piece)
+        if piece.tally is not None:
+            del self._list_of[part.number]
 
     # --- the log of the sidecar -------------------------------------------------
 

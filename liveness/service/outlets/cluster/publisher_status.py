@@ -41,7 +41,6 @@ class ClusterStatus:
         clock: Clock,
     ) -> None:
         self.why_failed = ""
-        self.why_paused = "the eviction policy of the servers is not known yet"
         self.newest_error: CallError | None = None
         self._host = host
         self._redis = redis
@@ -56,10 +55,9 @@ class ClusterStatus:
     @property
     def state(self) -> State:
         identity = self._host.identity
-        is_paused = self.why_paused and self._redis.is_connected
         if identity.is_stopped:
             return "replaced"
-        if self.why_failed or identity.why_refused or is_paused:
+        if self.why_failed or identity.why_refused:
             return "refused"
         if self._lease_age_s > identity.contact_gap_s:
             return "away"
@@ -100,14 +98,12 @@ class ClusterStatus:
                     f"another process publishes as host {identity.name!r}; give each "
                     "host a name of its own (cluster.host), or stop the other one"
                 )
-            case "refused" if not self.why_failed and identity.why_refused:
-                return (
+            case "refused":
+                return self.why_failed or (
                     f"the other hosts have {identity.why_refused!r} (schema, partitions, device separator, "
                     f"when it began) and this one {identity.configuration!r}; use the "
                     "same settings, or another cluster.prefix"
                 )
-            case "refused":
-                return self.why_failed or self.why_paused
             case "away":
                 error = self._redis.error or self.newest_error
                 return error.advice if error else "no answer"
