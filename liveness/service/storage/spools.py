@@ -9,7 +9,7 @@ and no more than they leave free.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -126,40 +126,25 @@ class Spools:
             TooLarge: There will never be room.
             OSError, sqlite3.Error: The disk, or *fill*, failed.
         """
-        (spool,) = await self.make_all(
-            1, lambda spools: fill(spools[0].write), limiter, needed_bytes
-        )
-        return spool
-
-    async def make_all(
-        self,
-        count: int,
-        fill: Callable[[Sequence[Spool]], None],
-        limiter: trio.CapacityLimiter,
-        needed_bytes: int = 0,
-    ) -> Sequence[Spool]:
-        """Fill several spools at once, as `make` does one; *fill* writes to all of them."""
-        spools = [Spool(self) for _ in range(count)]
+        spool = Spool(self)
 
         def run() -> None:
-            files = [spool.open(needed_bytes) for spool in spools]
-            fill(spools)
-            for file in files:
-                file.seek(0)
+            file = spool.open(needed_bytes)
+            fill(spool.write)
+            file.seek(0)
 
-        self._open.update(spools)
+        self._open.add(spool)
         self._filling += 1
         try:
             await in_thread(run, limiter=limiter)
         except BaseException as error:
             self.is_short |= isinstance(error, SpoolFull)
-            for spool in spools:
-                spool.close()
+            spool.close()
             raise
         finally:
             self._filling -= 1
             self._notify()
-        return spools
+        return spool
 
     def check(self, spool: Spool, more: int) -> None:
         """Check that *more* bytes may be written to a spool; called in its thread.
