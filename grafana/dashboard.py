@@ -743,7 +743,7 @@ def outlets() -> list[Panel]:
             curves(
                 "Dead letters",
                 "Records that became dead letters, how many of them are kept, and "
-                "how many were deleted, as there were more than max_dead. Delivery goes on "
+                "how many were deleted, as there were more than 100,000. Delivery goes on "
                 "without them. See LivenessOutletDead, LivenessOutletDeadDeleted.",
                 query(increase(own, "liveness_outlet_records_dead_total"), named),
                 query(by(own, "liveness_outlet_dead_letters"), f"{named} kept"),

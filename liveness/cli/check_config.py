@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -53,18 +52,12 @@ def outlet_faults(config: Config) -> Iterator[StartError]:
     """What a start would find wrong with the outlets' files and client settings."""
     # Imported when one is configured, as `serve` does.
     if config.webhooks:
-        if find_spec("standardwebhooks") is None:
-            report_line(
-                "the package standardwebhooks is not installed here: the files of webhooks "
-                "were not checked"
-            )
-        else:
-            from liveness.service.outlets.webhooks.sender import check_webhook
+        from liveness.service.outlets.webhooks.sender import check_webhook
 
-            for name, webhook in config.webhooks.items():
-                yield from check_webhook(name, webhook)
+        for name, webhook in config.webhooks.items():
+            yield from check_webhook(name, webhook)
     if config.kafka:
-        from liveness.service.outlets.kafka.kafka_check import check_kafka
+        from liveness.service.outlets.kafka.kafka_client import check_kafka
 
         for name, kafka in config.kafka.items():
             yield from check_kafka(name, kafka)

@@ -1,10 +1,9 @@
 """`liveness webhooks`: lists and tests webhooks; shows, retries and drops dead letters."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from cyclopts import CycloptsError, Parameter, Token
+from cyclopts import CycloptsError, Parameter
 
 from liveness.cli.options import Json, Limit, Socket, declared, name_of
 from liveness.config.sources import socket_path
@@ -15,8 +14,7 @@ from liveness.console.record_lines import ascii_json
 from liveness.console.terminal import report_line
 from liveness.text import escaped, from_json, shortened, utc_time
 
-# A webhook waits for its receiver for up to 300 s; for `--all` the sidecar begins requests
-# for 20 s.
+# A webhook waits for its receiver for up to 300 s.
 TIMEOUT_S: Final = 330.0
 ANSWER_SHOWN: Final = 80  # characters of a receiver's answer in a line
 REFUSED: Final = 1
@@ -72,21 +70,6 @@ def result_line(result: Map) -> str:
     return "  ".join(filter(None, [line, answer]))
 
 
-# --- requests -------------------------------------------------------------------------
-
-
-def _change(path: Path, what: str, **body: str) -> Map:
-    return request_json(path, f"/v1/webhooks/{what}", body, timeout_s=TIMEOUT_S)
-
-
-def _show_result(path: Path, result: Map, *, json: bool) -> int:
-    """Prints the result of a request; returns the exit code."""
-    with reading_answer(path):
-        line = f"{escaped(result['webhook'])}: {result_line(result)}"
-    print(ascii_json(result) if json else line)
-    return 0 if result["accepted"] else REFUSED
-
-
 # --- commands -------------------------------------------------------------------------
 
 command: Final = declared(
@@ -98,18 +81,8 @@ command: Final = declared(
 Name = Annotated[str, Parameter(help="the webhook", metavar="NAME", converter=name_of)]
 
 
-def _id_of(_kind: Any, tokens: Sequence[Token]) -> str:
-    text = tokens[0].value
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) < 2**63):
-        raise ValueError(f"{text!r:.80} is not a number that `webhooks dead` shows")
-    return text
-
-
-LetterId = Annotated[
-    str | None,
-    Parameter(help="the number that `dead` shows", metavar="ID", converter=_id_of),
-]
-_ONE_OF: Final = "give either ID or --all NAME"
+def _change(path: Path, what: str, **body: str) -> Map:
+    return request_json(path, f"/v1/webhooks/{what}", body, timeout_s=TIMEOUT_S)
 
 
 @command.command(name="list", help_epilogue="Example: liveness webhooks list --json")
@@ -133,7 +106,12 @@ def send_test(name: Name, /, *, socket: Socket = None, json: Json = False) -> in
     The exit code is 0 if it accepted the event, 1 if not.
     """
     path = socket_path(socket)
-    return _show_result(path, _change(path, "test", webhook=name), json=json)
+    result = _change(path, "test", webhook=name)
+    with reading_answer(path):
+        line = f"{escaped(result['webhook'])}: {result_line(result)}"
+        is_accepted = result["accepted"]
+    print(ascii_json(result) if json else line)
+    return 0 if is_accepted else REFUSED
 
 
 @command.command(
@@ -162,94 +140,58 @@ def dead_command(
     )
 
 
-@command.command(name="retry", help_epilogue="Example: liveness webhooks retry 17")
-def retry_command(
-    id: LetterId = None,
-    /,
-    *,
-    all: Annotated[
-        str | None,
-        Parameter(
-            help="all dead letters of this webhook, the oldest first, until the "
-            "receiver fails",
-            metavar="NAME",
-            converter=name_of,
-        ),
-    ] = None,
-    socket: Socket = None,
-    json: Json = False,
-) -> int:
-    """Send a dead letter again now, and delete it if it is accepted.
+@command.command(name="retry", help_epilogue="Example: liveness webhooks retry mail")
+def retry_command(name: Name, /, *, socket: Socket = None, json: Json = False) -> int:
+    """Send a webhook's dead letters again, the oldest first, until the receiver fails.
 
-    The exit code is 0 if all were accepted, 1 if not.
+    Those that it accepts are deleted. The exit code is 0 if none is left, 1 if some are.
     """
-    path = socket_path(socket)
-    match id, all:
-        case str(), None:
-            return _show_result(path, _change(path, "retry", id=id), json=json)
-        case None, str():
-            return _retry_all(path, all, json=json)
-        case _:
-            raise CycloptsError(msg=_ONE_OF, command_chain=("webhooks", "retry"))
-
-
-def _retry_all(path: Path, name: str, *, json: bool) -> int:
-    accepted = refused = 0
-    body, is_over = {"webhook": name}, False
-    while not is_over:  # the sidecar ends each answer after a while
-        answer = _change(path, "retry-all", **body)
+    path, accepted, refused = socket_path(socket), 0, 0
+    body = {"webhook": name}
+    while True:
+        answer = _change(path, "retry", **body)
         with reading_answer(path):
-            accepted += int(answer["accepted"])
-            refused += int(answer["refused"])
-            failed, left = answer["failed"], int(answer["left"])
-            is_over = answer["next"] is None
-            body["after"] = str(answer["next"])
-            line = (
-                f"{escaped(name)}: {accepted:,} accepted, {refused:,} refused, "
-                f"{left:,} left"
-            )
-            if failed is not None:
-                line += f"\ndead letter {failed['id']} was {result_line(failed)}"
-    total = {**answer, "accepted": accepted, "refused": refused}
+            letter, left = answer["letter"], int(answer["left"])
+            if letter is None:
+                failure = None
+                break
+            body["after"] = str(letter["id"])
+            accepted += letter["accepted"]
+            refused += letter["refused"]
+            if not (letter["accepted"] or letter["refused"]):
+                failure = f"dead letter {letter['id']} was {result_line(letter)}"
+                break
+    line = f"{escaped(name)}: {accepted:,} accepted, {refused:,} refused, {left:,} left"
+    total = {
+        "webhook": name, "accepted": accepted, "refused": refused, "left": left,
+        "failed": letter,
+    }  # fmt: skip
     print(ascii_json(total) if json else line)
+    if failure and not json:
+        print(failure)
     return REFUSED if left else 0
 
 
-@command.command(name="drop", help_epilogue="Example: liveness webhooks drop 17")
+@command.command(
+    name="drop", help_epilogue="Example: liveness webhooks drop mail --yes"
+)
 def drop_command(
-    id: LetterId = None,
+    name: Name,
     /,
     *,
-    all: Annotated[
-        str | None,
-        Parameter(
-            help="all dead letters of this webhook, which need not be in the settings "
-            "any more",
-            metavar="NAME",
-            converter=name_of,
-        ),
-    ] = None,
-    yes: Annotated[bool, Parameter(help="with --all: do delete them")] = False,
+    yes: Annotated[bool, Parameter(help="do delete them")] = False,
     socket: Socket = None,
     json: Json = False,
 ) -> None:
-    """Delete a dead letter for good, without sending it."""
+    """Delete all dead letters of a webhook for good, without sending them."""
     path = socket_path(socket)
-    match id, all:
-        case str(), None:
-            answer = _change(path, "drop", id=id)
-        case None, str() if yes:
-            answer = _change(path, "drop-all", webhook=all)
-        case None, str():
-            raise CycloptsError(
-                msg=f"all dead letters of {all!r} would be lost for good: look at them "
-                "by `liveness webhooks dead`, then add --yes",
-                command_chain=("webhooks", "drop"),
-            )
-        case _:
-            raise CycloptsError(msg=_ONE_OF, command_chain=("webhooks", "drop"))
+    if not yes:
+        raise CycloptsError(
+            msg=f"all dead letters of {name!r} would be lost for good: look at them "
+            "by `liveness webhooks dead`, then add --yes",
+            command_chain=("webhooks", "drop"),
+        )
+    answer = _change(path, "drop", webhook=name)
     with reading_answer(path):
-        deleted = 1 if all is None else int(answer["deleted"])
-        left = int(answer["left"])
-        line = f"{escaped(answer['webhook'])}: {deleted:,} deleted, {left:,} left"
+        line = f"{escaped(answer['webhook'])}: {int(answer['deleted']):,} deleted"
     print(ascii_json(answer) if json else line)

@@ -15,7 +15,6 @@ from urllib.parse import SplitResult, urlsplit
 from liveness.config.checks import (
     ADDRESSES,
     MAX_HOST_NAME,
-    MOST_LISTED,
     as_list,
     check_addresses,
     is_loopback,
@@ -23,20 +22,17 @@ from liveness.config.checks import (
 from liveness.config.schema import about, setting, shown
 from liveness.core.records import KINDS, SESSION_KINDS
 from liveness.core.sessions.damping import MOST_SETTLE_S
-from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 
 OUTLET_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 NAME_RULE: Final = "1 to 32 of a-z, 0-9, - and _, beginning with a letter or a digit"
 # The most outlets of one kind, as each adds series to the metrics.
 MOST_OUTLETS: Final = 16
 
-RETRY: Final = "15,15,30,180,600,1200,1800,1800,1800,3600,10800,10800,10800,21600,21600"
-MOST_RETRIES: Final = 100
-# A record must be kept this much longer than its attempts take: time for a person to act.
-RETRY_ROOM_S: Final = 3_600.0
-# Each wait is lengthened by up to this share of it, so that webhooks of many hosts that
-# failed together are not sent together.
-RETRY_JITTER: Final = 0.1
+# The waits of a webhook before each further attempt: sixteen attempts in a day.
+WAITS_S: Final = (
+    *(15, 15, 30, 180, 600, 1_200, 1_800, 1_800, 1_800),
+    *(3_600, 10_800, 10_800, 10_800, 21_600, 21_600),
+)
 SECRET: Final = "whsec_"
 SECRET_BYTES: Final = range(24, 65)
 _SECRET_FORM: Final = f"{SECRET} and 24 to 64 bytes in base64"
@@ -50,27 +46,14 @@ _URL: Final = "https://HOST/PATH, or http:// to loopback"
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 # A key of [kafka.NAME.client] with this ending names a file that has the value.
 FILE_SUFFIX: Final = "_file"
-# Settings that the outlet makes itself, and those that would break its promises.
-OWN_CLIENT_KEYS: Final = frozenset(
-    {
-        "bootstrap.servers",
-        "metadata.broker.list",
-        "acks",
-        "request.required.acks",
-        "enable.idempotence",
-        "enable.gapless.guarantee",
-        "transactional.id",
-        "message.timeout.ms",
-        "delivery.timeout.ms",
-        "delivery.report.only.error",
-        "on_delivery",
-        "logger",
-    }
+# Settings of librdkafka that the outlet makes itself, that would break its promises, or
+# that replace the brokers by simulated ones; and functions, which no file can have.
+_NO_CLIENT_KEY: Final = re.compile(
+    r"bootstrap\.servers|metadata\.broker\.list|(request\.required\.)?acks"
+    r"|enable\.idempotence|enable\.gapless\.guarantee|transactional\.id"
+    r"|(message|delivery)\.timeout\.ms|delivery\.report\.only\.error|on_delivery|logger"
+    r"|test\..*|.*_cb"
 )
-# Settings that replace the brokers by simulated ones.
-_TESTS_OF_LIBRDKAFKA: Final = "test."
-# Settings that are functions, which no settings file can have.
-_CALLBACK: Final = "_cb"
 _CLIENT_KEY: Final = re.compile(r"[a-z][a-z0-9._]{0,99}", re.ASCII)
 # Secret settings of librdkafka, such as sasl.password and ssl.key.pem.
 _SECRET_KEY: Final = re.compile(
@@ -83,12 +66,6 @@ def _check_kinds(text: str) -> None:
     kinds = as_list(text)
     if not kinds or not {*kinds} <= {*KINDS}:
         raise ValueError(f"it must be {_KINDS}")
-
-
-def _check_gateways(text: str) -> None:
-    names = as_list(text)
-    if len(names) > MOST_LISTED or not all(is_text(n, MAX_NAME_BYTES) for n in names):
-        raise ValueError("it must be names of gateways, separated by commas, or empty")
 
 
 def _split(url: str) -> SplitResult:
@@ -135,19 +112,6 @@ def _check_url(url: str) -> None:
         )
 
 
-def _check_retry(text: str) -> None:
-    try:
-        waits = [float(wait) for wait in text.split(",")] if text else []
-        is_good = all(0.1 <= wait <= 86_400 for wait in waits)
-    except ValueError:
-        is_good = False
-    if not is_good or len(waits) > MOST_RETRIES:
-        raise ValueError(
-            f"it must be up to {MOST_RETRIES} numbers from 0.1 to 86400, seconds, "
-            "separated by commas; empty: no retry"
-        )
-
-
 def secret_key(text: str) -> bytes:
     """The key in a secret that signs requests; its base64 needs no padding.
 
@@ -164,11 +128,6 @@ def secret_key(text: str) -> bytes:
     return key
 
 
-def _check_secret(text: str) -> None:
-    if text:
-        secret_key(text)
-
-
 def _check_topic(text: str) -> None:
     if not _TOPIC.fullmatch(text) or text in (".", ".."):
         raise ValueError("it must be 1 to 249 of A-Z, a-z, 0-9, ., _ and -")
@@ -180,12 +139,6 @@ class OutletSettings:
 
     kinds: str = setting(
         ",".join(SESSION_KINDS), "the kinds of records", unit=_KINDS, check=_check_kinds
-    )
-    gateways: str = setting(
-        "",
-        "only records of these gateways",
-        unit="names separated by commas; empty: all",
-        check=_check_gateways,
     )
     users_only: bool = setting(
         False,
@@ -205,29 +158,15 @@ class OutletSettings:
 
     @property
     def kind_set(self) -> frozenset[str]:
-        """`kinds`, as a set."""
         return frozenset(as_list(self.kinds))
 
-    @property
-    def gateway_set(self) -> frozenset[str]:
-        """`gateways`, as a set; empty: all."""
-        return frozenset(as_list(self.gateways))
-
-    def users_only_faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
-        """The settings that conflict with `users_only`, in the form of `faults`."""
-        if not self.users_only:
-            return
-        if not device_separator:
+    def faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
+        """The settings that conflict with others: the key of each, and why."""
+        if self.users_only and not device_separator:
             yield (
                 "users_only",
                 "it has no effect, as no user has devices; set "
                 "presence.device_separator, or remove it",
-            )
-        if self.gateways:
-            yield (
-                "users_only",
-                "it does not go with gateways: the devices of a user may be at several "
-                "gateways, and the last one's offline at another one; remove either",
             )
 
 
@@ -244,42 +183,27 @@ class WebhookSettings(OutletSettings):
             visible=r"[^@?]*\?",
         )
     )
-    secret_file: Path | None = field(
-        default=None,
+    secret_file: Path = field(
         metadata=about(
             "file with the secret that signs requests, in each line one; all sign, so "
             "that a receiver may change from one to the next",
             unit=f"a path; each line {_SECRET_FORM}",
-        ),
+        )
     )
-    secret: str = setting(
-        "",
-        "the secret itself, for tests: everyone who may read the settings sees it",
-        unit=f"{_SECRET_FORM}; empty: that of secret_file",
-        check=_check_secret,
-        hidden="",
-    )
-    batch: int = setting(500, "most records in one request", (1, 500), "records")
+    batch: int = 500  # most records in one request
     linger_s: float = 1.0  # age at which a batch is sent that is not full
+    # Waits before each further attempt of a request that failed.
+    waits_s: tuple[float, ...] = WAITS_S
+    max_dead: int = 100_000  # dead letters; above it, the oldest are deleted
     timeout_s: float = setting(
         10.0,
         "time for one attempt: resolving, connecting, sending, and the answer",
         (0.1, 300),
         "seconds",
     )
-    retry: str = setting(
-        RETRY,
-        "waits before each further attempt of a request that failed",
-        unit=f"up to {MOST_RETRIES} numbers from 0.1 to 86400, seconds, separated by "
-        "commas; empty: no retry",
-        check=_check_retry,
-    )
-    allow_http: bool = setting(
-        False, "whether http:// may go beyond loopback", unit="true or false"
-    )
     allow_private: bool = setting(
         False,
-        "whether the host may have a private address, such as 10.0.0.5",
+        "whether the host may have a private address, such as 10.0.0.5, also by http://",
         unit="true or false",
     )
     ca_file: Path | None = field(
@@ -289,17 +213,9 @@ class WebhookSettings(OutletSettings):
             unit="a path to PEM; empty: those of the system",
         ),
     )
-    max_answer_bytes: int = 65_536  # of which more is not read
-    max_dead: int = setting(
-        100_000,
-        "dead letters that are kept; above it, the oldest are deleted",
-        (1, 10_000_000),
-        "records",
-    )
 
     @property
     def parts(self) -> SplitResult:
-        """The parts of the url."""
         return _split(self.url)
 
     @property
@@ -307,37 +223,14 @@ class WebhookSettings(OutletSettings):
         """Whether the url names this host by an address of loopback, or `localhost`."""
         return is_loopback(self.parts.hostname or "")
 
-    @property
-    def waits_s(self) -> tuple[float, ...]:
-        """The waits before further attempts, without jitter."""
-        return tuple(map(float, self.retry.split(","))) if self.retry else ()
-
-    def faults(
-        self, retention_s: float, device_separator: str
-    ) -> Iterator[tuple[str, str]]:
-        """The settings that conflict with others: the key of each, and why."""
-        yield from self.users_only_faults(device_separator)
-        if self.parts.scheme == "http" and not (self.is_to_loopback or self.allow_http):
+    def faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
+        yield from OutletSettings.faults(self, device_separator)
+        is_plain = self.parts.scheme == "http" and not self.is_to_loopback
+        if is_plain and not self.allow_private:
             yield (
                 "url",
-                "it is not encrypted; use https://, or set allow_http to true",
-            )
-        if bool(self.secret) == bool(self.secret_file):
-            which = "both are" if self.secret else "neither is"
-            how = "" if self.secret else f"; the file has {SECRET_RULE}"
-            yield (
-                "secret_file",
-                f"requests are signed by secret_file or by secret, and {which} set; set "
-                f"secret_file alone{how}",
-            )
-        attempts = len(self.waits_s) + 1
-        least = sum(self.waits_s) * (1 + RETRY_JITTER) + attempts * self.timeout_s
-        if retention_s < least + RETRY_ROOM_S:
-            yield (
-                "retry",
-                f"all attempts take up to {least:.0f} s, and an hour more is needed to "
-                f"act; records are kept for {retention_s:.0f} s: raise "
-                f"state.retention_s to {least + RETRY_ROOM_S:.0f} or more, or retry less",
+                "it is not encrypted; use https://, or, within a private network, set "
+                "allow_private to true",
             )
 
 
@@ -361,12 +254,7 @@ class KafkaSettings(OutletSettings):
         )
     )
     # Enough for 100,000 a second with answers within 200 ms. Each takes 1.7 kB.
-    max_in_flight: int = setting(
-        20_000,
-        "records handed to the client that the brokers have not acknowledged",
-        (1_000, 1_000_000),
-        "records",
-    )
+    max_in_flight: int = 20_000  # records that the brokers have not acknowledged
     client: Mapping[str, str | int | float | bool] = field(
         default_factory=dict,
         metadata=about(
@@ -376,11 +264,8 @@ class KafkaSettings(OutletSettings):
         ),
     )
 
-    def faults(
-        self, _retention_s: float, device_separator: str
-    ) -> Iterator[tuple[str, str]]:
-        """The settings that conflict with others: the key of each, and why."""
-        yield from self.users_only_faults(device_separator)
+    def faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
+        yield from OutletSettings.faults(self, device_separator)
         for key, value in self.client.items():
             if why := _why_no_client_setting(key, value):
                 is_name = _CLIENT_KEY.fullmatch(key)
@@ -391,22 +276,13 @@ def _why_no_client_setting(key: str, value: object) -> str:
     if not _CLIENT_KEY.fullmatch(key):
         return "it must be the name of a setting of librdkafka"
     name = key.removesuffix(FILE_SUFFIX)
-    if name in OWN_CLIENT_KEYS or name.endswith(_CALLBACK):
+    is_random = key == "partitioner" and value == "random"  # it keeps no order
+    if is_random or _NO_CLIENT_KEY.fullmatch(name):
         return (
             "the outlet sets it itself, or cannot keep its promises with it; remove it"
         )
-    if name.startswith(_TESTS_OF_LIBRDKAFKA):
-        return (
-            "it is for tests of librdkafka, and no record would reach your brokers; "
-            "remove it"
-        )
     if name == key and _SECRET_KEY.search(key):
         return f"it is a secret; name a file with it by {key}{FILE_SUFFIX}"
-    if key == "partitioner" and value == "random":
-        return (
-            "it does not keep a user's records in one partition, and so not in order; "
-            "remove it, or name another one"
-        )
     is_number = isinstance(value, int | float) and abs(value) < _MOST_NUMBER
     if not (is_number or isinstance(value, str)):
         return "it must be a text, a number of 64 bits, true or false"

@@ -338,10 +338,9 @@ class Config:
             yield "http.address", why
         for key, why in self.cluster.faults():
             yield f"cluster.{key}", why
-        others = self.state.retention_s, self.presence.device_separator
         for section in OUTLETS:
             for name, outlet in getattr(self, section).items():
-                for key, why in outlet.faults(*others):
+                for key, why in outlet.faults(self.presence.device_separator):
                     yield f"{section}.{name}.{key}", why
 
     def settings(self) -> Iterator[Setting]:

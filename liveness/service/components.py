@@ -41,7 +41,7 @@ from liveness.service.http.users_api import UsersApi
 from liveness.service.http.webhooks_api import WebhooksApi
 from liveness.service.links.link_writer import Delivery
 from liveness.service.links.sockets import UnixListener
-from liveness.service.outlets.outlet_wiring import outlets_of
+from liveness.service.outlets.supervisor import outlets_of
 from liveness.service.storage import clocks_file
 from liveness.service.storage.database import damage_error
 from liveness.service.storage.log_store import LogStore
@@ -220,7 +220,7 @@ class SidecarService:
             ClusterApi(self._cluster_questions),
             WebhooksApi(
                 [] if self.outlets is None else self.outlets.webhooks,
-                None if self.outlets is None else self.outlets.letters,
+                None if self.outlets is None else self.outlets.store,
             ),
         )
 

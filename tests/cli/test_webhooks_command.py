@@ -11,7 +11,7 @@ from tests.helpers.admin_server import Admin
 GROUP = "webhooks"
 WEBHOOK = {
     "webhook": "mail", "url": "https://example.org/hook", "kinds": ["online", "offline"],
-    "gateways": [], "users_only": False, "settle_s": 0.0, "batch": 500,
+    "users_only": False, "settle_s": 0.0,
     "outlet": "webhooks.mail", "state": "retrying", "since": 1_795_647_412_254,
     "detail": "status 500: \x1b", "lag_records": 1_203, "lag_s": 30.25, "sent": 81_204,
     "retries": 3, "dead": 2, "dead_kept": 1, "dead_deleted": 0, "damped": 0,
@@ -103,91 +103,63 @@ def test_dead_letters_are_read_page_by_page_up_to_the_limit(
     )
 
 
-def test_a_dead_letter_is_retried_by_its_number(admin: Admin, run: Any) -> None:
-    admin.pages["/v1/webhooks/retry"] = answer(**ACCEPTED, id=17)
-    assert run("retry", "17") == (0, "mail: accepted: status 204 after 0.013 s\n", "")
-    assert admin.asked == [("/v1/webhooks/retry", b'{"id": "17"}')]
-    admin.pages["/v1/webhooks/retry"] = answer(**REFUSED)
-    assert run("retry", "17")[0] == 1
+def letter(id: int, status: int | None, text: str = "") -> dict[str, Any]:
+    is_refused = status is not None and 400 <= status < 500
+    return {
+        "id": id, "accepted": status == 204, "refused": is_refused, "status": status,
+        "answer": text, "seconds": 0.01,
+    }  # fmt: skip
 
 
-def test_all_are_retried_until_none_is_left(admin: Admin, run: Any) -> None:
-    """The sidecar ends each answer after a while."""
-    pages = iter([(200, 1, 40, "217"), (39, 0, 1, None)])
+class Pages(dict[str, tuple[int, bytes]]):
+    """The answers to `retry`, one after the other."""
 
-    class Pages(dict[str, tuple[int, bytes]]):
-        def __getitem__(self, page: str) -> tuple[int, bytes]:
-            assert page == "/v1/webhooks/retry-all"
-            accepted, refused, left, after = next(pages)
-            return answer(
-                webhook="mail", accepted=accepted, refused=refused, left=left,
-                failed=None, next=after,
-            )  # fmt: skip
+    def __init__(self, *answers: tuple[dict[str, Any] | None, int]) -> None:
+        self._answers = iter(answers)
 
-    admin.pages = Pages()
-    shown = "mail: 239 accepted, 1 refused, 1 left\n"
-    assert run("retry", "--all", "mail") == (1, shown, "")
+    def __getitem__(self, page: str) -> tuple[int, bytes]:
+        assert page == "/v1/webhooks/retry"
+        found, left = next(self._answers)
+        return answer(webhook="mail", letter=found, left=left)
+
+
+def test_letters_are_sent_again_until_there_is_no_more(admin: Admin, run: Any) -> None:
+    admin.pages = Pages((letter(7, 204), 1), (letter(9, 422), 1), (None, 1))
+    assert run("retry", "mail") == (1, "mail: 1 accepted, 1 refused, 1 left\n", "")
     assert [body for _, body in admin.asked] == [
         b'{"webhook": "mail"}',
-        b'{"webhook": "mail", "after": "217"}',
+        b'{"webhook": "mail", "after": "7"}',
+        b'{"webhook": "mail", "after": "9"}',
     ]
+    admin.pages = Pages((letter(7, 204), 0), (None, 0))
+    assert run("retry", "mail")[0] == 0
 
 
-def test_a_retry_of_all_says_at_which_the_receiver_failed(
-    admin: Admin, run: Any
-) -> None:
-    failed = {name: REFUSED[name] for name in REFUSED if name != "webhook"}
-    found = {
-        "webhook": "mail", "accepted": 2, "refused": 1, "left": 5, "failed": failed,
-        "next": None,
-    }  # fmt: skip
-    admin.pages["/v1/webhooks/retry-all"] = answer(**found)
-    assert run("retry", "--all", "mail") == (
+def test_a_retry_ends_when_the_receiver_fails(admin: Admin, run: Any) -> None:
+    failed = letter(17, None, "it did not\x1b answer within 10 s")
+    admin.pages = Pages((letter(7, 204), 5), (failed, 5))
+    assert run("retry", "mail") == (
         1,
-        "mail: 2 accepted, 1 refused, 5 left\n"
-        "dead letter 17 was not accepted: no answer after 10.000 s  "
+        "mail: 1 accepted, 0 refused, 5 left\n"
+        "dead letter 17 was not accepted: no answer after 0.010 s  "
         "it did not\\x1b answer within 10 s\n",
         "",
     )
-    assert json.loads(run("retry", "--all", "mail", "--json")[1]) == found
-
-
-def test_a_dead_letter_is_dropped_by_its_number(admin: Admin, run: Any) -> None:
-    found = {"webhook": "mail", "id": 17, "left": 3}
-    admin.pages["/v1/webhooks/drop"] = answer(**found)
-    assert run("drop", "17") == (0, "mail: 1 deleted, 3 left\n", "")
-    assert json.loads(run("drop", "17", "--json")[1]) == found
-    assert admin.asked == [("/v1/webhooks/drop", b'{"id": "17"}')] * 2
+    admin.pages = Pages((failed, 5))
+    assert json.loads(run("retry", "mail", "--json")[1]) == {
+        "webhook": "mail", "accepted": 0, "refused": 0, "left": 5, "failed": failed,
+    }  # fmt: skip
 
 
 def test_all_are_dropped_only_with_yes(admin: Admin, run: Any) -> None:
-    found = {"webhook": "mail", "deleted": 1_200, "left": 0}
-    admin.pages["/v1/webhooks/drop-all"] = answer(**found)
-    code, shown, said = run("drop", "--all", "mail")
+    admin.pages["/v1/webhooks/drop"] = answer(webhook="mail", deleted=1_200)
+    code, shown, said = run("drop", "mail")
     assert (code, shown, admin.asked) == (2, "", [])
     assert said.startswith(
         "liveness: all dead letters of 'mail' would be lost for good"
     )
-    shown = "mail: 1,200 deleted, 0 left\n"
-    assert run("drop", "--all", "mail", "--yes") == (0, shown, "")
-    assert admin.asked == [("/v1/webhooks/drop-all", b'{"webhook": "mail"}')]
-
-
-@pytest.mark.parametrize("what", ["retry", "drop"])
-@pytest.mark.parametrize("given", [[], ["17", "--all", "mail"]], ids=["none", "both"])
-def test_either_an_id_or_all_must_be_given(
-    run: Any, what: str, given: list[str]
-) -> None:
-    code, _, said = run(what, *given)
-    assert code == 2
-    assert said.startswith("liveness: give either ID or --all NAME; see `")
-
-
-@pytest.mark.parametrize("number", ["0", "x", "9" * 30, "-1"])
-def test_a_number_that_no_dead_letter_has_is_refused(run: Any, number: str) -> None:
-    code, _, said = run("retry", "--", number)
-    assert code == 2
-    assert "is not a number that `webhooks dead` shows" in said
+    assert run("drop", "mail", "--yes") == (0, "mail: 1,200 deleted\n", "")
+    assert admin.asked == [("/v1/webhooks/drop", b'{"webhook": "mail"}')]
 
 
 def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> None:
@@ -201,9 +173,9 @@ def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> Non
 def test_another_program_is_no_liveness_sidecar(
     admin: Admin, run: Any, body: bytes
 ) -> None:
-    pages = ("", "/test", "/dead?limit=100", "/retry", "/retry-all", "/drop")
+    pages = ("", "/test", "/dead?limit=100", "/retry", "/drop")
     admin.pages = {f"/v1/webhooks{page}": (200, body) for page in pages}
-    for line in ("list", "test a", "dead", "retry 1", "retry --all a", "drop 1"):
+    for line in ("list", "test a", "dead", "retry a", "drop a --yes"):
         code, shown, said = run(*line.split())
         assert (code, shown) == (1, ""), line
         assert "is not a liveness sidecar: name the right socket with" in said

@@ -31,7 +31,7 @@ SINCE_S: Final = 2.5
 # A record is written, read and put into a batch within this time, if the disk has no fault.
 TAKEN_S: Final = 3.0
 # Statuses that say that the receiver will never take the record.
-_AGAIN: Final = frozenset({408, 425, 429})
+_AGAIN: Final = (401, 403, 404, 405, 407, 408, 410, 425, 429)
 
 
 def deliveries(run: RunEvidence) -> Iterator[Breach]:
@@ -163,9 +163,7 @@ class _WebhookChecks:
     def __init__(self, outbound: Outbound, run: RunEvidence) -> None:
         self._outbound, self._terms, self._run = outbound, outbound.terms, run
         self._history, self._log, self._at = run.history, run.log, run.at
-        self._waits_s = [
-            float(wait) for wait in outbound.terms.retry.split(",") if wait
-        ]
+        self._waits_s = outbound.terms.waits_s
         self._attempts = defaultdict[str, list[Request]](list)
         # What came of the log: all but tests.
         self._sent: list[tuple[Request, Record]] = []
@@ -358,14 +356,11 @@ class _WebhookChecks:
 
     def _concerns(self, record: Record) -> bool:
         terms, kind = self._terms, record["kind"]
-        is_there = terms.gateways in ("", record["gateway"], record.get("from"))
         is_wanted = kind == "timer" or self._is_of_users(record)
-        return is_there and is_wanted and kind in terms.kinds.split(",")
+        return is_wanted and kind in terms.kinds.split(",")
 
     def _last_of_each(self) -> Iterator[str]:
         """For a user offline at the end, the last record sent is an offline."""
-        if self._terms.gateways:
-            return
         owed_until = self._outbound.readings[-1].at - self._terms.settle_s - TAKEN_S
         online = set.union(*_online_since(self._run, owed_until, self._user))
         last = dict[str, Record]()
@@ -386,14 +381,12 @@ class _WebhookChecks:
         for request, record in self._sent:
             if record["seq"] not in absences or record["kind"] != "offline":
                 continue
-            online, away_s = absences[record["seq"]]
-            # A user that moved to another gateway has left the requested ones.
-            has_left = terms.gateways and online["gateway"] != record["gateway"]
+            _, away_s = absences[record["seq"]]
             # Of what was decided before this process, only the stamp is known.
             process = history.process_at(self._at[record["seq"]])
             is_known = process == request.process or not history.is_wall_stepped
             is_short = away_s < terms.settle_s - 2 * MOMENT_S
-            if is_short and is_known and not has_left:
+            if is_short and is_known:
                 yield f"{record} came, and its user was back after {away_s:.3f} s"
 
     def _is_of_users(self, record: Record) -> bool:
@@ -407,10 +400,8 @@ class _WebhookChecks:
         """A letter was refused alone, or all attempts have failed."""
         status = letter.status
         is_refused = status in range(400, 500) and status not in _AGAIN
-        # Less if the receiver asked for longer waits, which use up several.
-        asks = any(it.status in (429, 503) for it in self._outbound.requests)
         attempts = len(self._waits_s) + 1
-        if not (is_refused or asks or letter.attempts == attempts):
+        if not (is_refused or letter.attempts == attempts):
             yield f"dead after {letter.attempts} of {attempts} attempts: {letter}"
 
     def _lag(self) -> Iterator[str]:

@@ -10,13 +10,12 @@ class WebhookTerms:
     """The settings of a webhook that define the records for its receiver."""
 
     kinds: str  # separated by commas
-    gateways: str  # of this one only; empty: of all
     users_only: bool
     settle_s: float
     begin: str
     batch: int
     timeout_s: float
-    retry: str  # waits, separated by commas
+    waits_s: tuple[float, ...]
     max_dead: int
 
 

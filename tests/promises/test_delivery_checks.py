@@ -13,7 +13,7 @@ from tests.promises.checker import broken_promises
 from tests.promises.delivery_history import ClusterOutbound, Letter, Outbound
 from tests.promises.histories import quiet_plan
 from tests.promises.run_history import Delivered, History, Process
-from tests.service.outlets.webhooks.receiver import SECRET
+from tests.service.outlets.webhooks.receiver import SECRET_FILE
 from tests.simulation.plan import Fault, Visit
 from tests.simulation.receivers import FIRST_PORT, ReceiverPlan
 from tests.simulation.redis_server import CLUSTER
@@ -23,11 +23,11 @@ RECEIVER: Final = ReceiverPlan(
     "to",
     WebhookSettings(
         url=f"http://127.0.0.1:{FIRST_PORT}/",
-        secret=SECRET,
+        secret_file=SECRET_FILE,
         kinds="online,offline,moved,timer",
         begin="oldest",
         timeout_s=1.0,
-        retry="3.0",
+        waits_s=(3.0,),
         max_dead=100,
     ),
 )

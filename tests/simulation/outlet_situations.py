@@ -48,8 +48,6 @@ def _note_request(history: History, request: Request) -> None:
     events, is_early = request.events, request.at < history.calm_from
     if len(events) > 1 and request.status in range(400, 500):
         reached("outlets: a batch is refused, and halved")
-    if is_early and events[0]["data"]["kind"] == "test":
-        reached("outlets: a test shows whether every record would be refused")
     if any(event.get("superseded") for event in events):
         if is_early:
             reached("outlets: an offline is not true any more when it is sent")

@@ -554,7 +554,6 @@ def _webhooks(draft: Draft, random: Random) -> None:
         drawn_receiver(
             random,
             FIRST_PORT + number,
-            [it.name for it in draft.gateways],
             has_devices="device_separator" in draft.settings,
         )
         for number in range(random.randint(1, 3))

@@ -1,7 +1,6 @@
 """Receivers of webhooks, which may answer late, in part, without end, with an error, or never."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from email import message_from_bytes
@@ -17,7 +16,7 @@ from liveness.config.outlet_settings import WebhookSettings
 from liveness.core.records import KINDS, SESSION_KINDS
 from tests.promises.delivery_history import Outbound, Request, WebhookTerms
 from tests.promises.run_history import History
-from tests.service.outlets.webhooks.receiver import SECRET
+from tests.service.outlets.webhooks.receiver import SECRET, SECRET_FILE
 from tests.simulation.scales import by_scale, whole
 from tests.simulation.servers import SERVER_FAILURES, Server
 from tests.simulation.situations import reached
@@ -37,7 +36,6 @@ FAILURES: Final = (
     *SERVER_FAILURES,
     *_STATUSES,
     "refuses every record",
-    "closes kept connections",
     "is no web server",
 )
 _NOT_HTTP: Final = (
@@ -59,28 +57,24 @@ class ReceiverPlan:
     refuses_each: int = 0  # it refuses records whose seq this divides; 0: none
 
 
-def drawn_receiver(
-    random: Random, port: int, gateways: Sequence[str], *, has_devices: bool
-) -> ReceiverPlan:
+def drawn_receiver(random: Random, port: int, *, has_devices: bool) -> ReceiverPlan:
     """Draw the one at a port."""
     kinds = random.choice([SESSION_KINDS, SESSION_KINDS, KINDS, ("online", "offline")])
     users_only = has_devices and random.random() < 0.3
-    some = random.random() < 0.2 and not users_only
     longest_s = random.choice([60.0, 60.0, 86_400.0])
     waits = [
         by_scale(random, 0.1, longest_s) for _ in range(random.choice([0, 1, 3, 9]))
     ]
     settings = WebhookSettings(
         url=f"http://127.0.0.1:{port}/",
-        secret=SECRET,
+        secret_file=SECRET_FILE,
         kinds=",".join(kinds),
-        gateways=random.choice(gateways) if some else "",
         users_only=users_only,
         settle_s=random.choice([0.0, 0.0, by_scale(random, 0.1, 20)]),
         begin=random.choice(["newest", "oldest"]),
         batch=whole(random, 1, 500),
         timeout_s=by_scale(random, 0.1, 300),
-        retry=",".join(f"{wait:.1f}" for wait in waits),
+        waits_s=tuple(round(wait, 1) for wait in waits),
         max_dead=whole(random, 1, random.choice([10, 10_000_000])),
     )
     return ReceiverPlan(f"to-{port}", settings, random.choice([0, 0, 2, 7, 30]))
@@ -164,13 +158,7 @@ class Receiver(Server[Request]):
         body = b"x" * random.choice([0, 3, 2_000])
         length = b"content-length: %d\r\n\r\n%b" % (len(body), body)
         answer = head + (b"\r\n" if status == 204 else length)
-        is_open = await self.send(stream, request, answer) and not is_last
-        if failure == "closes kept connections" and is_open:
-            with trio.move_on_after(random.choice([0.0, random.uniform(0, 6)])):
-                if await stream.receive_some():
-                    reached("outlets: a kept connection is closed unanswered")
-            return False
-        return is_open
+        return await self.send(stream, request, answer) and not is_last
 
     def _status_for(self, request: Request) -> int:
         if (statuses := _STATUSES.get(self.failure)) is None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.system.sidecar import Sidecar, eventually
 from tests.system.test_rereading import READ
-from tests.system.test_webhooks import SECRET, Hook, hook  # noqa: F401  # a fixture
+from tests.system.test_webhooks import Hook, hook, secret_in  # noqa: F401  # a fixture
 
 # Python runs it before the program; each module that is looked for is a line.
 HOOK: Final = """
@@ -78,10 +78,11 @@ def test_outlets_have_loaded_what_they_need_before_it_serves(
     hook: Hook,  # noqa: F811  # as above
 ) -> None:
     path, hook.accepts = tmp_path / "settings.toml", 100
+    secret = secret_in(tmp_path)
     address = f"127.0.0.1:{hook.server_port}/"
     path.write_text(
         "".join(
-            f'[webhooks.{name}]\nurl = "{url}"\nsecret = "{SECRET}"\n'
+            f'[webhooks.{name}]\nurl = "{url}"\nsecret_file = "{secret}"\n'
             for name, url in (
                 ("well", f"http://{address}"),
                 ("tls", f"https://{address}"),
@@ -93,7 +94,7 @@ def test_outlets_have_loaded_what_they_need_before_it_serves(
         sidecar.start()
         sidecar.line("ready")
         before = sidecar.imports()
-        assert {"standardwebhooks", "confluent_kafka"} <= {*before}
+        assert {"h11", "confluent_kafka"} <= {*before}
         sidecar.gateway("gw-1").send("login", "ada")
         eventually(lambda: any(b"liveness.offline" in it.body for it in hook.requests))
         eventually(lambda: sidecar.get("/v1/wheel")[1].count('"retrying"') == 2)

@@ -14,8 +14,15 @@ from standardwebhooks import Webhook
 from tests.system.sidecar import Sidecar, eventually
 
 SECRET: Final = "whsec_bGl2ZW5lc3MgZXhhbXBsZSBzZWNyZXQgMDEyMw=="
-USERS: Final = 1_000
-BATCH: Final = 100
+USERS: Final = 5_000
+
+
+def secret_in(folder: Path) -> Path:
+    """A file with the secret."""
+    path = folder / "webhook.secret"
+    path.touch(0o600)
+    path.write_text(SECRET)
+    return path
 
 
 class Request(NamedTuple):
@@ -77,7 +84,7 @@ def test_a_kill_in_the_middle_of_a_request_loses_nothing(
     path = tmp_path / "settings.toml"
     path.write_text(
         f'[webhooks.mail]\nurl = "http://127.0.0.1:{hook.server_port}/"\n'
-        f'secret = "{SECRET}"\nbatch = {BATCH}\nbegin = "oldest"\n'
+        f'secret_file = "{secret_in(tmp_path)}"\nbegin = "oldest"\n'
     )
     hook.accepts = 4
     with Sidecar(tmp_path, config=path) as sidecar:

@@ -9,12 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from statistics import median
+from tempfile import NamedTemporaryFile
 from threading import Thread
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
@@ -54,8 +55,7 @@ _figure = partial(Figure, "outlets")
 
 def missing_for_outlets() -> str:
     """Which package is missing, and what to do; "" if none is."""
-    missing = missing_package("standardwebhooks", "webhooks")
-    return missing or missing_package("confluent_kafka", "kafka")
+    return missing_package("confluent_kafka", "kafka")
 
 
 def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
@@ -121,7 +121,16 @@ def _webhook(status: HTTPStatus) -> Iterator[Receiver]:
 
 
 def _url(port: int) -> str:
-    return f'url = "http://{HOST}:{port}/"\nsecret = "{SECRET}"\n'
+    return f'url = "http://{HOST}:{port}/"\nsecret_file = "{_secret_file().name}"\n'
+
+
+@cache
+def _secret_file() -> IO[str]:
+    """A file with the secret, which is there until the end."""
+    file = NamedTemporaryFile("w", prefix="liveness-bench-")  # noqa: SIM115
+    file.write(SECRET)
+    file.flush()
+    return file
 
 
 @contextmanager

@@ -2,5 +2,6 @@
 
 # Imports: cluster, config, core, core.links, core.sessions, core.timers, core.wire,
 #   errors, explanation, metrics, service.common, service.engine, service.links,
-#   service.outlets, service.outlets.webhooks, service.storage, service.timers, text.
+#   service.outlets, service.outlets.common, service.outlets.webhooks, service.storage,
+#   service.timers, text.
 # Never: cyclopts.

@@ -54,7 +54,6 @@ class DampedReader:
         clock: For the stamps of gaps, and for what settles.
         settle_s: How long a user must be away; 0: no offline waits.
         room: How many offlines may wait.
-        gateways: Only records of these gateways concern the reader; none: of all.
         is_resumed: Records after the position may have been passed on before.
         counts: What is counted.
     """
@@ -69,7 +68,6 @@ class DampedReader:
         clock: Clock,
         settle_s: float = 0.0,
         room: SettlingRoom,
-        gateways: frozenset[str] = frozenset(),
         is_resumed: bool = False,
         counts: DampingCounts | None = None,
     ) -> None:
@@ -85,14 +83,13 @@ class DampedReader:
                 room=room,
                 move=_moved,
                 wants_moves=MOVED in wanted.kinds and not wanted.users,
-                has_gateways=bool(gateways or wanted.gateway),
+                has_gateways=wanted.gateway is not None,
                 doubtful_until=log_writer.durable_seq if is_resumed else 0,
                 counts=counts,
             )
         self._log_writer = log_writer
         self._clock = clock
         self._wanted = wanted
-        self._gateways = gateways
         self._settle_s = settle_s
         self._reader = TailReader(
             log_writer, feed, ReadPosition(read, position), is_guest=True
@@ -168,9 +165,7 @@ class DampedReader:
                 limit, wall_ms=self._clock.wall_ms(), most_bytes=most_bytes
             )
         if self._damper is None:
-            if not self._gateways:
-                return entries
-            return [entry for entry in entries if self._is_of_gateways(entry.record)]
+            return entries
         self._read.extend(entries)
         return self._settled(self._damper, limit)
 
@@ -229,14 +224,7 @@ class DampedReader:
             self._passed.append(Passed(entry, record.seq))
 
     def _concerns(self, record: Logged | Gap) -> bool:
-        if isinstance(record, Gap):
-            return True
-        return self._wanted.wants(record) and self._is_of_gateways(record)
-
-    def _is_of_gateways(self, record: Logged | Gap) -> bool:
-        if not self._gateways or isinstance(record, Gap):
-            return True
-        return not self._gateways.isdisjoint((record.gateway, record.from_gateway))
+        return isinstance(record, Gap) or self._wanted.wants(record)
 
 
 def _moved(offline: TailEntry, online: TailEntry) -> TailEntry:

@@ -72,7 +72,7 @@ class Service:
 
     async def until_delivered(self) -> None:
         newest = self._sidecar.log_writer.durable_seq
-        await self.until(lambda: self.outlet._log.cursor == newest)
+        await self.until(lambda: self.outlet.log.cursor == newest)
 
 
 @asynccontextmanager

@@ -21,7 +21,6 @@ from liveness.service.outlets.common.outlet_log import LogBatch
 from liveness.service.outlets.kafka import kafka_outlet, kafka_producer
 from liveness.service.outlets.kafka.kafka_client import (
     KafkaClients,
-    KafkaError,
     Producer,
 )
 from liveness.service.outlets.kafka.kafka_producer import KafkaProducer
@@ -125,7 +124,7 @@ async def test_the_next_process_goes_on_where_the_last_one_was(
         async with running() as service:
             service.log(300)
             await trio.to_thread.run_sync(check, reader, newest)
-            assert service.outlet._log.cursor == newest - 300
+            assert service.outlet.log.cursor == newest - 300
         stored = disk.rows(tmp_path / "state/outlets.db", "select seq from cursors")
         assert stored == [(newest,)]
     assert len(reader.messages) == 600  # a stop repeats nothing
@@ -139,7 +138,6 @@ async def test_brokers_that_go_away_and_come_back_lose_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kafka_outlet, "LATE_S", 0.1)
-    monkeypatch.setattr(kafka_producer, "SLOW_POLL_S", 0.01)
     async with running(client=SOON_BACK) as service:
         service.log(200)
         await service.until_delivered()
@@ -156,71 +154,6 @@ async def test_brokers_that_go_away_and_come_back_lose_nothing(
     check(reader, 3_200)
 
 
-async def test_an_answer_older_than_an_acknowledgement_does_not_hide_it(
-    running: Running,
-    cluster: KafkaCluster,
-    reader: TopicReader,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answered, taken = trio.Event(), trio.Event()
-
-    async def find_topic(
-        producer: KafkaProducer, within_s: float, limiter: trio.CapacityLimiter
-    ) -> object:
-        answer = await ask(producer, within_s, limiter)
-        if answer is not None:  # the brokers are away
-            answered.set()
-            await taken.wait()
-            monkeypatch.setattr(kafka_outlet, "ASK_EVERY_S", 2 * kafka_cluster.SOON_S)
-        return answer
-
-    ask = KafkaProducer.find_topic
-    monkeypatch.setattr(KafkaProducer, "find_topic", find_topic)
-    async with running(client=SOON_BACK) as service:
-        service.log(10)
-        await service.until_delivered()
-        cluster.go_away()
-        with trio.fail_after(kafka_cluster.SOON_S):
-            await answered.wait()
-        cluster.come_back()
-        service.log(10)
-        await service.until_delivered()
-        taken.set()
-        await trio.testing.wait_all_tasks_blocked()
-        assert service.now.state == "following"
-    check(reader, 20)
-
-
-@pytest.mark.parametrize("all_down", ["said", "not said"])
-async def test_an_outlet_with_nothing_to_send_shows_that_brokers_are_away(
-    running: Running,
-    cluster: KafkaCluster,
-    reader: TopicReader,
-    monkeypatch: pytest.MonkeyPatch,
-    all_down: str,
-) -> None:
-    def note(producer: KafkaProducer, error: KafkaError) -> None:
-        """Pass over what librdkafka does not say about brokers that it has no need of."""
-        if all_down == "said" or error.code() != KafkaError._ALL_BROKERS_DOWN:
-            note_error(producer, error)
-
-    note_error = KafkaProducer._note_error
-    monkeypatch.setattr(KafkaProducer, "_note_error", note)
-    async with running(client=SOON_BACK) as service:
-        await service.until(lambda: service.outlet._log.cursor == 0)
-        for _ in range(2):
-            cluster.go_away()
-            await service.until(lambda: service.now.state == "retrying")
-            assert "the brokers cannot be reached" in service.now.detail
-            cluster.come_back()
-            await service.until(lambda: service.now.state == "following")
-            assert service.now.detail == ""
-        service.log(10)
-        await service.until_delivered()
-        assert service.now.retries == 0
-    check(reader, 10)
-
-
 async def test_nothing_is_taken_for_brokers_that_are_away_from_the_beginning(
     running: Running, cluster: KafkaCluster, reader: TopicReader
 ) -> None:
@@ -228,7 +161,7 @@ async def test_nothing_is_taken_for_brokers_that_are_away_from_the_beginning(
     async with running(client=SOON_BACK) as service:
         service.log(3_000)
         await service.until(lambda: service.now.state == "retrying")
-        assert not service.outlet._log._taken
+        assert not service.outlet.log._taken
         assert service.now.lag_records == 3_000
         cluster.come_back()
         await service.until_delivered()
@@ -351,9 +284,9 @@ async def test_what_is_in_flight_is_bounded(
         await service.until_delivered()
         cluster.go_away()
         service.log(9_990)
-        await service.until(lambda: len(service.outlet._log._taken) == 2)
+        await service.until(lambda: len(service.outlet.log._taken) == 2)
         await trio.testing.wait_all_tasks_blocked(0.03)
-        assert sum(len(it.entries) for it in service.outlet._log._taken) == 1_000
+        assert sum(len(it.entries) for it in service.outlet.log._taken) == 1_000
         cluster.come_back()
         await service.until_delivered()
     check(reader, 10_000)
@@ -447,7 +380,8 @@ async def test_a_client_that_cannot_be_made_is_shown_and_tried_again(
     async with running(client=client) as service:
         service.log(100)
         await service.until(lambda: service.now.state == "stopped")
-        assert f"kafka.out.client.{key}: " in service.now.detail
+        assert "kafka.out.client" in service.now.detail
+        assert key in service.now.detail
         if key == "linger.mss":
             return
         made = tmp_path / "made"

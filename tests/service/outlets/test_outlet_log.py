@@ -15,7 +15,7 @@ from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TimerRecord
 from liveness.errors import StateError
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.outlets.common.outlet import OutletStatus
+from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.common.outlet_log import (
     COLLECT_S,
     CURSOR_S,
@@ -129,13 +129,13 @@ async def test_a_new_outlets_place_outlives_a_restart_before_its_first_record(
 async def test_the_cursor_passes_what_does_not_concern_the_outlet(
     rig: OutletRig,
 ) -> None:
-    settings = OutletSettings(begin="oldest", gateways="h", kinds="offline")
-    rig.publish(off(1, gateway="h"), on(2, gateway="h"), off(3, gateway="g"))
+    settings = OutletSettings(begin="oldest", kinds="offline")
+    rig.publish(off(1), on(2), on(3, "bob"))
     async with rig.outlet_log(settings) as log:
         batch = await log.take(10)
         assert (seqs(batch.entries), batch.position) == ([1], 3)
         log.delivered(batch)
-        rig.publish(off(4, gateway="g"))
+        rig.publish(on(4, "eve"))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.take, 1)
             nursery.start_soon(log.keep_cursor)
@@ -143,14 +143,6 @@ async def test_the_cursor_passes_what_does_not_concern_the_outlet(
             assert (log.cursor, log.lag_records) == (4, 0)
             nursery.cancel_scope.cancel()
         assert await rig.store.cursor(NAME) == StoredCursor(log.log, 4)
-
-
-async def test_a_move_concerns_the_gateway_that_it_leaves(rig: OutletRig) -> None:
-    settings = OutletSettings(begin="oldest", gateways="h")
-    moved = on(1, gateway="g")._replace(kind="moved", from_gateway="h")
-    rig.publish(moved, moved._replace(seq=2, from_gateway="other"))
-    async with rig.outlet_log(settings) as log:
-        assert seqs((await log.take(10)).entries) == [1]
 
 
 async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> None:
@@ -180,13 +172,13 @@ async def test_a_batch_does_not_wait_for_the_end_of_a_long_log(
             await trio.sleep(COLLECT_S / 4)
 
     monkeypatch.setattr(log_store, "SCAN_RECORDS", 1)
-    rig.publish(on(1, gateway="h"))
+    rig.publish(off(1))
     for seq in range(2, 51):
         rig.publish(on(seq))
-    rig.publish(on(51, gateway="h"))
+    rig.publish(off(51))
     forget_tail(rig.log.feed, keep=1_000)
     rig.access = rig.access._replace(turnstile=Slow())
-    async with rig.outlet_log(OutletSettings(begin="oldest", gateways="h")) as log:
+    async with rig.outlet_log(OutletSettings(begin="oldest", kinds="offline")) as log:
         for linger_s in (0.0, 1.0):
             log.restart_at(0, is_resumed=False)
             batch = await log.take(10, linger_s=linger_s)
@@ -306,10 +298,10 @@ async def check_ages_after_a_minute(rig: OutletRig, log: OutletLog) -> None:
     assert log.lag_s == 60
     await trio.sleep(5)
     rig.publish(on(2, at_s=65))
-    status = OutletStatus(rig.clock, since=0)
-    status.delivered(batch)
+    outlet = Outlet(NAME, OutletSettings(), rig.access)
+    outlet.count_sent(len(batch.entries), batch.oldest_ms)
     log.delivered(batch)
-    assert (status.latency.sum, log.lag_s) == (65, 65)
+    assert (outlet.latency.sum, log.lag_s) == (65, 65)
 
 
 async def test_a_gap_is_as_old_as_its_reading(rig: OutletRig) -> None:

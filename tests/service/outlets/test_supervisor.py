@@ -9,35 +9,26 @@ from trio.testing import MockClock
 
 from liveness.errors import StartError
 from liveness.metrics.outlet_now import OutletNow
-from liveness.service.outlets.common.outlet import OutletState, OutletStatus
-from liveness.service.outlets.common.outlet_log import OutletLog
+from liveness.service.outlets.common.outlet import Outlet, OutletState
 from liveness.service.outlets.supervisor import RESTART_S, Outlets
 from tests.service.outlets.outlet_rig import PLAIN, OutletRig, outlet_rig
 
 
-class Scripted:
+class Scripted(Outlet):
     """An outlet with scripted runs: each raises an error, or with None runs for ever."""
 
     def __init__(self, name: str, rig: OutletRig, *ends: Exception | None) -> None:
-        self.name = name
+        super().__init__(name, PLAIN, rig.access)
         self.began = list[float]()
         self._ends = iter(ends)
-        self._log = OutletLog(name, PLAIN, rig.access)
-        self._status = OutletStatus(rig.access.clock, 0)
 
     async def run(self) -> None:
-        self._status.now_is(OutletState.FOLLOWING)
+        self.now_is(OutletState.FOLLOWING)
         self.began.append(trio.current_time())
         end = next(self._ends)
         if end is not None:
             raise end
         await trio.sleep_forever()
-
-    def failed(self, why: str) -> None:
-        self._status.now_is(OutletState.STOPPED, why)
-
-    def now(self) -> OutletNow:
-        return self._status.shown(self._log)
 
 
 @pytest.fixture

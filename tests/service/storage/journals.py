@@ -292,6 +292,7 @@ class VirtualClock(Clock):
     """Its clocks are the event loop's; its wall clock, from 1970 on, may be set."""
 
     _ahead_s = 0.0
+    slept_s = 0.0  # for how long the host has slept
 
     def set_wall(self, *, ahead_s: float) -> None:
         """Set the wall clock, so far ahead of the event loop's; the state's has begun."""
@@ -302,4 +303,4 @@ class VirtualClock(Clock):
         return round((trio.current_time() + self._ahead_s) * 1000)
 
     def boot_s(self) -> float:
-        return trio.current_time()
+        return trio.current_time() + self.slept_s

@@ -1,13 +1,26 @@
 """An outlet: a reader of the log with its own cursor, which sends records elsewhere."""
 
-from dataclasses import dataclass, field
+import sqlite3
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import TypeVar
 
+import structlog
+import trio
+
+from liveness.config.outlet_settings import OutletSettings
 from liveness.metrics.histogram import Histogram
 from liveness.metrics.outlet_now import DELIVERY_S, OutletNow
-from liveness.service.common.clock import Clock
-from liveness.service.outlets.common.outlet_log import LogBatch, OutletLog
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.outlets.common.outlet_log import (
+    RETRY_S,
+    LogAccess,
+    OutletLog,
+)
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("outlet")
 
 
 class OutletState(StrEnum):
@@ -18,17 +31,31 @@ class OutletState(StrEnum):
     STOPPED = "stopped"  # an operator has to act: `detail` says how
 
 
-class Outlet(Protocol):
-    """The interface of an outlet.
+class Outlet:
+    """An outlet that stores its cursor in `outlets.db`: its log, its state and counts.
 
     It must not delay any other task: it reads the log like other readers, never blocks the
     event loop, and waits for the `Turnstile` before each larger piece of work.
+
+    Args:
+        name: Its section in the settings, such as `webhooks.mail`.
+        settings: Which records it sends.
+        access: What all outlets share.
     """
 
-    @property
-    def name(self) -> str:
-        """Its section in the settings, such as `webhooks.mail`."""
-        ...
+    def __init__(self, name: str, settings: OutletSettings, access: LogAccess) -> None:
+        self.name = name
+        self.log = OutletLog(name, settings, access)
+        self.state, self.detail = OutletState.FOLLOWING, ""
+        self.sent = 0  # records that were acknowledged
+        self.retries = 0  # tries after the first one
+        self.dead = 0  # records that became dead letters
+        self.dead_kept = 0
+        self.dead_deleted = 0  # the oldest dead letters, as there were too many
+        self.latency = Histogram(DELIVERY_S)
+        self._access = access
+        self._since_ms = access.clock.state_ms()  # when `state` last changed
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
     async def run(self) -> None:
         """Deliver until cancelled. It may be called again after it has failed.
@@ -36,69 +63,56 @@ class Outlet(Protocol):
         Raises:
             LivenessError: It cannot continue until an operator has acted.
         """
-        ...
+        raise NotImplementedError
 
     def failed(self, why: str) -> None:
         """Show why `run` has ended, until it runs again."""
-        ...
-
-
-class CursorOutlet(Outlet, Protocol):
-    """An outlet that stores its cursor in `outlets.db`."""
-
-    def now(self) -> OutletNow:
-        """Its status, for the metrics, `liveness status` and the live page."""
-        ...
-
-
-@dataclass(slots=True)
-class OutletStatus:
-    """The state and the counts of an outlet, which keeps them up to date.
-
-    Args:
-        clock: The clocks.
-        since: When `state` last changed, in milliseconds of the state's clock.
-    """
-
-    clock: Clock
-    since: int
-    state: OutletState = OutletState.FOLLOWING
-    detail: str = ""
-    sent: int = 0  # records that were acknowledged
-    retries: int = 0  # tries after the first one
-    dead: int = 0  # records that became dead letters
-    dead_kept: int = 0
-    dead_deleted: int = 0  # dead letters above `max_dead`
-    latency: Histogram = field(default_factory=lambda: Histogram(DELIVERY_S))
+        self.now_is(OutletState.STOPPED, why)
 
     def now_is(self, state: OutletState, detail: str = "") -> None:
         """Set the state, and the text that explains it."""
         if state is not self.state:
-            self.state, self.since = state, self.clock.state_ms()
+            self.state, self._since_ms = state, self._access.clock.state_ms()
         self.detail = detail
 
-    def delivered(self, batch: LogBatch) -> None:
-        """Count a batch that is delivered."""
-        self.sent += len(batch.entries)
-        self.latency.observe(self.clock.age_s(batch.oldest_ms))
+    def count_sent(self, records: int, oldest_ms: int) -> None:
+        """Count acknowledged records, the oldest decided at *oldest_ms* (state's clock)."""
+        self.sent += records
+        self.latency.observe(self._access.clock.age_s(oldest_ms))
 
-    def shown(self, log: OutletLog) -> OutletNow:
-        """This status and the position in *log*, as a row for metrics."""
+    def now(self) -> OutletNow:
+        """Its status, for the metrics, `liveness status` and the live page."""
         return OutletNow(
-            outlet=log.name,
+            outlet=self.name,
             state=self.state.value,
-            since=self.since + self.clock.wall_ahead_ms(),
+            since=self._since_ms + self._access.clock.wall_ahead_ms(),
             detail=self.detail,
-            lag_records=log.lag_records,
-            lag_s=log.lag_s,
+            lag_records=self.log.lag_records,
+            lag_s=self.log.lag_s,
             sent=self.sent,
             retries=self.retries,
             dead=self.dead,
             dead_kept=self.dead_kept,
             dead_deleted=self.dead_deleted,
-            missed=log.missed,
-            damped=log.damping.left_out,
-            settling_overflows=log.damping.hurried,
-            settling=log.settling,
+            missed=self.log.missed,
+            damped=self.log.damping.left_out,
+            settling_overflows=self.log.damping.hurried,
+            settling=self.log.settling,
             latency=self.latency,
         )
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Use the database; repeat that every second while the disk refuses it."""
+        while True:
+            try:
+                return await call()
+            except (OSError, sqlite3.Error) as error:
+                message = f"{self._access.store.path} cannot be used"
+                self.now_is(
+                    OutletState.RETRYING, f"{message} ({error}); is the disk full?"
+                )
+                self._log_throttled(
+                    _log.error, f"{message}; it is tried again every second",
+                    key="disk", outlet=self.name, error=str(error),
+                )  # fmt: skip
+            await trio.sleep(RETRY_S)

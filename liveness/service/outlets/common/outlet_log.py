@@ -63,9 +63,8 @@ class LogAccess(NamedTuple):
     clock: Clock
     turnstile: Turnstile
     most_settling: int
-    # Whether, for a reader with these settings, a later record made this record of a
-    # session, from the log with this id, untrue.
-    is_superseded: Callable[[Record, str, OutletSettings], bool]
+    # Whether, for a reader with these settings, a record of a session is not true any more.
+    is_superseded: Callable[[Record, OutletSettings], bool]
 
 
 class OutletLog:
@@ -165,7 +164,6 @@ class OutletLog:
             clock=access.clock,
             settle_s=settings.settle_s,
             room=SettlingRoom(access.most_settling),
-            gateways=settings.gateway_set,
             is_resumed=is_resumed,
             counts=self.damping,
         )

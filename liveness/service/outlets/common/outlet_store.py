@@ -98,7 +98,9 @@ class OutletStore:
         async with self._turn:
             db = self._db
             if db is None:
-                raise sqlite3.ProgrammingError("the database is closed")
+                raise sqlite3.ProgrammingError(
+                    f"{self.path} is not open; see the outlets in `liveness status`"
+                )
             return await in_thread(partial(call, db))
 
     async def cursor(self, outlet: str) -> StoredCursor | None:

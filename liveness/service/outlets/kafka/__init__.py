@@ -1,5 +1,5 @@
 """Sends records to a topic of Kafka."""
 
-# Imports: config, core, errors, metrics, service.common, service.outlets.common,
-#   service.storage, text.
+# Imports: config, core, errors, service.common, service.outlets.common, service.storage,
+#   text.
 # Never: starlette, cyclopts.

@@ -1,17 +1,16 @@
 """Makes the clients of one outlet: librdkafka, through confluent-kafka."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import structlog
 
 from liveness.config.outlet_settings import FILE_SUFFIX, KafkaSettings
+from liveness.config.secret_file import SecretFile
 from liveness.errors import StartError
 from liveness.service.common.logs import LogThrottle, shortened
-from liveness.service.outlets.kafka.kafka_files import value_in
 
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
@@ -21,12 +20,11 @@ except ImportError:
         "or remove [kafka.…] from the settings"
     ) from None
 
-__all__ = ["KafkaClients", "KafkaError", "KafkaException", "Producer", "check_client"]
+__all__ = ["KafkaClients", "KafkaError", "KafkaException", "Producer", "check_kafka"]
 
 OnError: TypeAlias = Callable[[KafkaError], None]
-Values: TypeAlias = dict[str, Any]
 
-DEFAULTS: Final[Values] = {
+DEFAULTS: Final[dict[str, Any]] = {
     "client.id": "liveness",
     # Like the Java producers: if they write to the topic too, each user is still in one
     # partition.
@@ -37,43 +35,33 @@ DEFAULTS: Final[Values] = {
     # Records resemble each other: they shrink to a tenth, for little CPU.
     "compression.type": "lz4",
 }
-
-# Prefix of errors about settings that conflict; other errors are about one setting.
-_TOGETHER: Final = "Failed to create producer: "
-_UNKNOWN: Final = "No such configuration property"
-# Raised by confluent-kafka for a setting that takes a Python object.
-_NOT_TEXT: Final = (AttributeError, TypeError, ValueError)
 # librdkafka warns at each start that this setting of ours is experimental.
 _EXPECTED_WARNING: Final = "enable.gapless.guarantee"
 
 _log = structlog.get_logger("kafka")
 
 
-def check_client(name: str, settings: KafkaSettings) -> None:
-    """Check the client's settings and files of one outlet, without connecting.
-
-    Raises:
-        StartError: A file cannot be read, or librdkafka refuses a setting.
-    """
-    KafkaClients(name, settings, LogThrottle(1.0, clock=lambda: 0.0)).check()
+def check_kafka(name: str, settings: KafkaSettings) -> Iterator[StartError]:
+    """Try the files and client settings of `[kafka.NAME]`, without connecting."""
+    try:
+        clients = KafkaClients(name, settings, LogThrottle(1.0, clock=lambda: 0.0))
+        clients.make(lambda _: None, brokers="")
+    except StartError as error:
+        yield error
 
 
 class KafkaClients:
-    """Makes the clients of one outlet, one after the other."""
+    """Makes the clients of one outlet, one after the other, and takes their log lines."""
 
     def __init__(
         self, name: str, settings: KafkaSettings, log_throttled: LogThrottle
     ) -> None:
-        self._place = f"kafka.{name}.client"
+        self._outlet = f"kafka.{name}"
         self._settings = settings
+        self._log_throttled = log_throttled
         self._secrets: list[str] = []
-        self._log = LibraryLog(f"kafka.{name}", self.without_secrets, log_throttled)
 
-    def check(self) -> None:
-        """See `check_client`."""
-        self._made(self._read(), on_error=lambda _: None)
-
-    def make(self, on_error: OnError) -> Producer:
+    def make(self, on_error: OnError, *, brokers: str | None = None) -> Producer:
         """A new client, with the current content of the secrets' files; takes some time.
 
         `poll` calls *on_error* with each error that concerns no record.
@@ -81,31 +69,8 @@ class KafkaClients:
         Raises:
             StartError: A file cannot be read, or librdkafka refuses a setting.
         """
-        values = {**self._read(), "bootstrap.servers": self._settings.brokers}
-        return self._made(values, on_error)
-
-    def without_secrets(self, text: str) -> str:
-        """A text of librdkafka, shortened, with the contents of secret files removed."""
-        for secret in self._secrets:
-            text = text.replace(secret, "…")
-        return shortened(text.strip())
-
-    def _read(self) -> Values:
-        """The settings of the section, with the contents of files in place of paths."""
-        values: Values = {}
-        self._secrets = []
-        for key, value in self._settings.client.items():
-            name = key.removesuffix(FILE_SUFFIX)
-            if name != key:
-                value = value_in(f"{self._place}.{key}", Path(str(value)))
-                self._secrets.append(value)
-            elif isinstance(value, bool):
-                value = str(value).lower()
-            values[name] = value
-        return values
-
-    def _made(self, values: Values, on_error: OnError) -> Producer:
-        most = self._settings.max_in_flight
+        most, values = self._settings.max_in_flight, self._read()
+        brokers = self._settings.brokers if brokers is None else brokers
         try:
             # A setting may have two names, and the later one wins: so defaults that the
             # section may change come first, and those that the promises need come last.
@@ -119,6 +84,7 @@ class KafkaClients:
                 }
                 | values
                 | {
+                    "bootstrap.servers": brokers,
                     "acks": "all",
                     "enable.idempotence": "true",
                     # The next records of a user must not overtake one that the brokers
@@ -127,39 +93,25 @@ class KafkaClients:
                     # No timeout: a waiting record is safe in the log.
                     "message.timeout.ms": 0,
                     "error_cb": on_error,
-                    "logger": self._log,
+                    "logger": self,
                 }
             )
-        except (KafkaException, *_NOT_TEXT) as error:
-            raise self._refused(values, _text_of(error)) from None
+        except (KafkaException, AttributeError, TypeError, ValueError) as error:
+            is_theirs = isinstance(error, KafkaException)
+            text = error.args[0].str() if is_theirs else str(error)
+            raise StartError(
+                f"{self._outlet}.client: librdkafka refuses it: "
+                f"{self.without_secrets(text)}; correct it"
+            ) from None
 
-    def _refused(self, values: Values, text: str) -> StartError:
-        """The error about settings that librdkafka refuses; it shows no values."""
-        _, is_together, why = text.partition(_TOGETHER)
-        if is_together:
-            found = [key for key in values if key in why]
-            place = f"{self._place}.{found[0]}" if found else self._place
-            return StartError(f"{place}: {self.without_secrets(why)}; correct it")
-        for key, value in values.items():
-            if (
-                refusal := _why_refused(
-                    key, value, is_secret=key not in self._settings.client
-                )
-            ) is not None:
-                return StartError(f"{self._place}.{key}: {refusal}")
-        return StartError(f"{self._place}: {self.without_secrets(text)}; correct it")
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryLog:
-    """Takes the log lines of librdkafka, as a `logging.Logger` would."""
-
-    outlet: str
-    cleaned: Callable[[str], str]  # takes secrets out of a text
-    throttled: LogThrottle
+    def without_secrets(self, text: str) -> str:
+        """A text of librdkafka, shortened, with the contents of secret files removed."""
+        for secret in self._secrets:
+            text = text.replace(secret, "…")
+        return shortened(text.strip())
 
     def log(self, level: int, _form: str, kind: str, _client: str, text: str) -> None:
-        """Log a line of a kind, such as `FAIL`."""
+        """Log a line of librdkafka, of a kind such as `FAIL`, as a `logging.Logger` would."""
         if _EXPECTED_WARNING in text and kind == "CONFWARN":
             return
         write = _log.info if level <= logging.INFO else _log.warning
@@ -167,31 +119,37 @@ class LibraryLog:
             write = _log.error
         elif level <= logging.DEBUG:
             write = _log.debug
-        self.throttled(
+        self._log_throttled(
             write, "librdkafka", key=("librdkafka", kind, level),
-            outlet=self.outlet, kind=kind, text=self.cleaned(text),
+            outlet=self._outlet, kind=kind, text=self.without_secrets(text),
         )  # fmt: skip
 
+    def _read(self) -> dict[str, Any]:
+        """The settings of the section, with the contents of files in place of paths."""
+        values: dict[str, Any] = {}
+        self._secrets = []
+        for key, value in self._settings.client.items():
+            name = key.removesuffix(FILE_SUFFIX)
+            if name != key:
+                value = value_in(f"{self._outlet}.client.{key}", Path(str(value)))
+                self._secrets.append(value)
+            elif isinstance(value, bool):
+                value = str(value).lower()
+            values[name] = value
+        return values
 
-def _text_of(error: Exception) -> str:
-    return error.args[0].str() if isinstance(error, KafkaException) else str(error)
 
+def value_in(place: str, path: Path) -> str:
+    """The value in a file; *place* is the setting that names it, for errors.
 
-def _why_refused(key: str, value: object, *, is_secret: bool) -> str | None:
-    """Why librdkafka refuses a setting by itself; None if it does not.
-
-    Its error says what it allows, but may repeat the value: it is left out for secrets.
+    Raises:
+        StartError: It cannot be read, or has no value.
     """
+    file = SecretFile(place, path, "value")
     try:
-        Producer({key: value, "logger": logging.getLogger("librdkafka")})
-    except (KafkaException, *_NOT_TEXT) as error:
-        text = _text_of(error).strip()
-        is_secret |= not isinstance(error, KafkaException)  # from Python
-    else:
-        return None
-    if text.startswith(_TOGETHER):
-        return None
-    if text.startswith(_UNKNOWN):
-        return "librdkafka has no such setting; correct its name, or remove it"
-    why = "" if is_secret else f": {shortened(text)}"
-    return f"librdkafka does not take this value{why}; correct it"
+        text = file.read().decode().strip()
+    except UnicodeDecodeError:
+        raise file.refused("is not UTF-8; put only the value there") from None
+    if not text or "\0" in text:
+        raise file.refused("has no value; put it there")
+    return text

@@ -6,24 +6,19 @@ sent again has the same log and seq. A client reads nothing from the log until i
 the topic, so unreachable brokers cost nothing.
 """
 
-import sqlite3
 from typing import Final
 
 import structlog
 import trio
 
 from liveness.config.outlet_settings import KafkaSettings
-from liveness.config.settings import Config
 from liveness.errors import StartError
-from liveness.metrics.outlet_now import OutletNow
-from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.threads import in_thread
-from liveness.service.outlets.common.outlet import OutletState, OutletStatus
+from liveness.service.outlets.common.outlet import Outlet, OutletState
 from liveness.service.outlets.common.outlet_log import (
     READ_RECORDS,
     LogAccess,
     LogBatch,
-    OutletLog,
 )
 from liveness.service.outlets.kafka.kafka_client import KafkaClients, KafkaError
 from liveness.service.outlets.kafka.kafka_errors import Advice, advice_about
@@ -40,8 +35,8 @@ RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 60.0
 # After this long without an acknowledgement, the brokers count as unreachable.
 LATE_S: Final = 5.0
-# A client asks for the topic when it begins, and when a broker fails while it is idle. It
-# waits this long for an answer, while librdkafka tries to connect twenty times a second.
+# A client asks for the topic when it begins. It waits this long for an answer, while
+# librdkafka tries to connect twenty times a second.
 ASK_S: Final = 2.0
 ASK_EVERY_S: Final = 10.0
 # A stop of the sidecar waits this long for acknowledgements,
@@ -58,65 +53,38 @@ _NO_ANSWER: Final = Advice(
 _log = structlog.get_logger("kafka")
 
 
-def make_kafka(config: Config, access: LogAccess) -> "list[KafkaOutlet]":
-    """The outlets that the settings name."""
-    return [
-        KafkaOutlet(name, settings, access) for name, settings in config.kafka.items()
-    ]
-
-
-class KafkaOutlet:
-    """One outlet."""
+class KafkaOutlet(Outlet):
+    """One topic."""
 
     def __init__(self, name: str, settings: KafkaSettings, access: LogAccess) -> None:
-        self.name = f"kafka.{name}"
+        super().__init__(f"kafka.{name}", settings, access)
         self._settings = settings
-        self._turnstile = access.turnstile
-        self._log = OutletLog(self.name, settings, access)
-        self._status = OutletStatus(access.clock, access.clock.state_ms())
-        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
         self._clients = KafkaClients(name, settings, self._log_throttled)
         # A cancelled question keeps its thread for up to `ASK_S`, so it has a limiter of
         # its own.
         self._asks = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
-        """See `Outlet.run`."""
-        while True:
-            try:
-                await self._log.open()
-                break
-            except (OSError, sqlite3.Error) as error:
-                text = f"outlets.db cannot be used ({error}); is the disk full?"
-                self._show(Advice(OutletState.RETRYING, text))
-                await trio.sleep(RETRY_S)
+        await self._patiently(self.log.open)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._log.keep_cursor)
+                nursery.start_soon(self.log.keep_cursor)
                 await self._deliver()
         finally:
-            self._log.close()
-
-    def failed(self, why: str) -> None:
-        """See `Outlet.failed`."""
-        self._status.now_is(OutletState.STOPPED, why)
-
-    def now(self) -> OutletNow:
-        """See `CursorOutlet.now`."""
-        return self._status.shown(self._log)
+            self.log.close()
 
     async def _deliver(self) -> None:
         """Deliver, with one client after the other."""
         pause_s = RETRY_S
         while True:
-            began = self._log.cursor
+            began = self.log.cursor
             self._show(await self._deliver_by_one())
-            if self._log.cursor != began:
+            if self.log.cursor != began:
                 pause_s = RETRY_S
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_RETRY_S)
-            self._status.retries += 1
-            self._log.restart_at(self._log.cursor, is_resumed=True)
+            self.retries += 1
+            self.log.restart_at(self.log.cursor, is_resumed=True)
 
     async def _deliver_by_one(self) -> Advice:
         """Deliver with one client until it fails; return what to do about that."""
@@ -139,7 +107,7 @@ class KafkaOutlet:
                         await producer.flush()
                 await producer.close(STOP_S if is_cancelled else PURGE_S)
                 if is_cancelled:
-                    await self._log.store_cursor()
+                    await self.log.store_cursor()
         assert producer.failure is not None
         return self._advice_about(producer.failure)
 
@@ -148,25 +116,21 @@ class KafkaOutlet:
         return KafkaProducer(
             self._clients.make,
             settings.topic,
-            log=self._log.log,
+            log=self.log.log,
             users=settings.users_only,
-            turnstile=self._turnstile,
+            turnstile=self._access.turnstile,
             delivered=self._note_delivered,
         )
 
     async def _ask(self, producer: KafkaProducer) -> None:
-        """Keep asking whether the brokers have the topic, also with nothing to send."""
+        """Ask for the topic until the brokers have it."""
         while True:
             asked_at = trio.current_time()
-            if not producer.in_flight:  # else their acknowledgements show it
-                served = producer.served
-                error = await producer.find_topic(ASK_S, self._asks)
-                # A question asked before an acknowledgement is out of date.
-                if error is not None and producer.served == served:
-                    self._show(self._advice_about(error))
+            error = await producer.find_topic(ASK_S, self._asks)
+            if error is None:
+                return
+            self._show(self._advice_about(error))
             await trio.sleep_until(asked_at + ASK_EVERY_S)
-            if producer.has_topic and not producer.in_flight:
-                await producer.broker_failed.wait()
 
     async def _send(self, producer: KafkaProducer) -> None:
         """Give the client as much as it has room for, once it has found the topic."""
@@ -174,7 +138,7 @@ class KafkaOutlet:
         most = self._settings.max_in_flight
         size = min(READ_RECORDS, most // 2)  # while one is sent, the next one is read
         while producer.failure is None:
-            await producer.send(await self._log.take(size))
+            await producer.send(await self.log.take(size))
             while producer.in_flight > most - size and producer.failure is None:
                 await producer.room.wait()
 
@@ -182,9 +146,9 @@ class KafkaOutlet:
         """Take acknowledgements until the client fails."""
         served, since = 0, trio.current_time()
         while True:
-            await self._turnstile.wait()
+            await self._access.turnstile.wait()
             while producer.serve():
-                await self._turnstile.wait()
+                await self._access.turnstile.wait()
             if producer.failure is not None:
                 return
             now = trio.current_time()
@@ -196,19 +160,19 @@ class KafkaOutlet:
             if producer.in_flight:
                 await trio.sleep(POLL_S if now - since < SLOW_AFTER_S else SLOW_POLL_S)
             else:
-                if producer.has_topic and not self._log.lag_records:
+                if producer.found.is_set() and not self.log.lag_records:
                     self._show_following()
                 with trio.move_on_after(IDLE_POLL_S):
                     await producer.given.wait()
 
     def _note_delivered(self, batch: LogBatch) -> None:
-        self._log.delivered(batch)
-        self._status.delivered(batch)
+        self.log.delivered(batch)
+        self.count_sent(len(batch.entries), batch.oldest_ms)
         self._show_following()
 
     def _show_following(self) -> None:
-        if self._status.state is not OutletState.FOLLOWING:
-            self._status.now_is(OutletState.FOLLOWING)
+        if self.state is not OutletState.FOLLOWING:
+            self.now_is(OutletState.FOLLOWING)
             _log.info("nothing is in the way of records any longer", outlet=self.name)
 
     def _advice_about(self, error: KafkaError) -> Advice:
@@ -218,7 +182,7 @@ class KafkaOutlet:
     def _show(self, advice: Advice) -> None:
         """Show why nothing is delivered, and log it."""
         text, cause = advice.text, advice.cause
-        self._status.now_is(advice.state, f"{text} ({cause})" if cause else text)
+        self.now_is(advice.state, f"{text} ({cause})" if cause else text)
         self._log_throttled(
             _log.warning, "records are not delivered; they wait in the log",
             key=text, outlet=self.name, why=text, cause=cause,

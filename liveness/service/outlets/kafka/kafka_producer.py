@@ -75,9 +75,7 @@ class KafkaProducer:
         self.served = 0  # acknowledgements and failures
         self.room = Notifier()
         self.given = Notifier()
-        self.found = trio.Event()  # the topic, for the first time
-        self.has_topic = False  # by the brokers' last answer
-        self.broker_failed = Notifier()  # since the last question for the topic
+        self.found = trio.Event()  # the topic
         self._topic = topic
         self._turnstile = turnstile
         self._log_header: _Header = ("log", log.encode())
@@ -97,8 +95,6 @@ class KafkaProducer:
         """
         assert self._producer is not None
         ask = partial(self._producer.list_topics, self._topic, within_s)
-        self.has_topic = False
-        self.broker_failed.clear()
         try:
             answer = await in_thread(ask, limiter=limiter, abandon_on_cancel=True)
         except KafkaException as error:
@@ -109,7 +105,6 @@ class KafkaProducer:
         # A topic that has just been made has no leader yet; the client waits for one.
         if wrong is not None and wrong.code() != KafkaError.LEADER_NOT_AVAILABLE:
             return wrong
-        self.has_topic = True
         self.found.set()
         self.given.notify()
         return None
@@ -192,9 +187,7 @@ class KafkaProducer:
         self._producer = None
 
     def _note_error(self, error: KafkaError) -> None:
-        self.broker_failed.notify()
         # "All are down" follows an error of each broker, which has the reason: keep that.
-        # It may never come: brokers that an idle client does not need do not count as down.
         is_of_all = error.code() == KafkaError._ALL_BROKERS_DOWN
         if self.newest_error is None or not is_of_all:
             self.newest_error = error

@@ -5,5 +5,5 @@ attempt, and `attempt_wait` waits for the next; `batch_store` keeps unfinished r
 dead letters.
 """
 
-# Imports: config, core, errors, metrics, service.common, service.outlets.common, text.
+# Imports: config, core, errors, service.common, service.outlets.common, text.
 # Never: starlette, cyclopts.

@@ -18,31 +18,28 @@ _WITH_IPV4: Final = (ip_network("64:ff9b::/96"), ip_network("::/96"))
 _LAST_32: Final = 2**32 - 1
 # Where clouds serve a host's own credentials, besides link-local: some are in private or
 # public networks. AWS, Google, Alibaba, Azure, Oracle.
-_METADATA: Final = tuple(
-    map(
-        ip_network,
-        (
-            "fd00:ec2::254",
-            "fd20:ce::254",
-            "100.100.100.200",
-            "168.63.129.16",
-            "192.0.0.192",
-        ),
-    )
+_METADATA: Final = (
+    *map(ip_network, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200")),
+    *map(ip_network, ("168.63.129.16", "192.0.0.192")),
 )
 
 
-def why_refused(text: str, *, allow_private: bool, loopback_only: bool) -> str:
+def why_refused(
+    text: str, *, allow_private: bool, loopback_only: bool, is_encrypted: bool = True
+) -> str:
     """Why a webhook must not connect to an address; empty: it may.
 
     Args:
         text: The address.
         allow_private: Whether addresses of this host and of private networks are allowed.
         loopback_only: Whether the url names this host itself: nothing else is allowed.
+        is_encrypted: Whether the url has https://; else no public address is allowed.
     """
     reasons = {_why_not(address) for address in _meant(ip_address(text))}
     if loopback_only:
         return "" if reasons == {"of this host"} else "not of this host"
+    if "" in reasons and not is_encrypted:
+        return "public, and http:// is not encrypted"
     harmless = {"", *({"of this host", "private"} if allow_private else ())}
     return " and ".join(sorted(reasons - harmless))
 
@@ -73,10 +70,7 @@ def _why_not(address: Address) -> str:
         return "unspecified"
     if address.is_reserved:
         return "reserved"
-    if not address.is_global or address in _CARRIER or _is_site_local(address):
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local
+    if not address.is_global or address in _CARRIER or is_site_local:
         return "private"
     return ""
-
-
-def _is_site_local(address: Address) -> bool:
-    return isinstance(address, IPv6Address) and address.is_site_local

@@ -13,10 +13,11 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 
 from liveness.service.outlets.common.outlet_store import StoredCursor, put_cursor
-from liveness.service.outlets.webhooks.answers import DeadLetter, SendResult
 from liveness.service.outlets.webhooks.cloud_events import halves, records_in
 
-_COLUMNS: Final = "place, log, until, id, body, records, oldest_ms, attempts, rung, next_ms, wait_ms, error"
+_COLUMNS: Final = (
+    "place, log, until, id, body, records, oldest_ms, attempts, next_ms, wait_ms, error"
+)
 _LETTER: Final = "number, log, seq, record, id, attempts, at_ms, status, answer"
 
 
@@ -31,10 +32,23 @@ class StoredBatch(NamedTuple):
     records: int
     oldest_ms: int  # when its oldest record was decided, by the state's clock
     attempts: int = 0
-    rung: int = 0  # waits of the ladder used up
     next_ms: int = 0  # when the next attempt is due, by the state's clock
     wait_ms: int = 0  # the wait before it
     error: str = ""  # of the last attempt
+
+
+class DeadLetter(NamedTuple):
+    """A record that was given up."""
+
+    number: int  # unique; a newer one has a higher number
+    log: str
+    seq: int
+    record: str  # as JSON
+    id: str  # the `webhook-id` of the last request that had it
+    attempts: int
+    at_ms: int  # when it was given up, in Unix milliseconds
+    status: int | None  # of the last answer; None: there was none
+    answer: str
 
 
 def new_id() -> str:
@@ -52,21 +66,9 @@ def top_batch(db: sqlite3.Connection, outlet: str) -> StoredBatch | None:
 def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
     """Store a new request, or the new state of one."""
     db.execute(
-        f"insert or replace into batches (outlet, {_COLUMNS}) "
-        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"insert or replace into batches (outlet, rung, {_COLUMNS}) "
+        "values (?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # `rung` is of older versions
         [outlet, *batch],
-    )
-
-
-def put_attempt(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
-    """Store when the next attempt of a request is due: its body is stored already."""
-    db.execute(
-        "update batches set attempts = ?, rung = ?, next_ms = ?, wait_ms = ?, error = ? "
-        "where outlet = ? and place = ?",
-        [
-            *(batch.attempts, batch.rung, batch.next_ms, batch.wait_ms, batch.error),
-            *(outlet, batch.place),
-        ],
     )
 
 
@@ -88,7 +90,7 @@ def halve_batch(
     """Replace a request by its halves; return the first, which is sent next."""
     first, second = halves(batch.body)
     few = batch.records // 2
-    fresh = batch._replace(attempts=0, rung=0, next_ms=0, wait_ms=0, error="")
+    fresh = batch._replace(attempts=0, next_ms=0, wait_ms=0, error="")
     for half in (
         fresh._replace(id=new_id(), body=second, records=batch.records - few),
         fresh._replace(
@@ -103,41 +105,35 @@ def bury_batch(
     db: sqlite3.Connection,
     outlet: str,
     batch: StoredBatch,
-    result: SendResult,
+    status: int | None,
+    answer: str,
     *,
-    excess: int,
+    most: int,
     wall_ms: int,
     now_ms: int,
-) -> tuple[StoredBatch | None, int]:
-    """Turn a request's records into dead letters, and forget it.
+) -> StoredBatch | None:
+    """Turn a request's records into dead letters, and forget it; return the next one.
 
     *batch* counts its last attempt. *wall_ms* is the time to show, and *now_ms* the
-    same moment by the state's clock.
-
-    Returns:
-        The next request, and how many of the oldest dead letters were deleted.
+    same moment by the state's clock. Above *most* letters, the oldest are deleted.
     """
     db.executemany(
         "insert into dead (outlet, log, seq, record, id, attempts, at_ms, status, answer) "
         "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (
-                *(outlet, *record, batch.id, batch.attempts),
-                *(wall_ms, result.status, result.answer),
-            )
+            (outlet, *record, batch.id, batch.attempts, wall_ms, status, answer)
             for record in records_in(batch.body)
         ],
     )
-    deleted = db.execute(
+    db.execute(
         "delete from dead where number in (select number from dead "
         "where outlet = ? order by number limit ?)",
-        [outlet, max(0, excess)],
-    ).rowcount
-    return finish_batch(db, outlet, batch, now_ms), deleted
+        [outlet, max(0, count_letters(db, outlet) - most)],
+    )
+    return finish_batch(db, outlet, batch, now_ms)
 
 
 def count_letters(db: sqlite3.Connection, outlet: str) -> int:
-    """How many dead letters an outlet has."""
     query = "select count(*) from dead where outlet = ?"
     (count,) = db.execute(query, [outlet]).fetchone()
     return int(count)
@@ -148,7 +144,7 @@ def letters(
 ) -> list[tuple[str, DeadLetter]]:
     """The dead letters below a number, the newest first, each with its outlet.
 
-    Those of one outlet, or of all.
+    Those of one outlet, or of all, including those no longer in the settings.
     """
     whose = "" if outlet is None else "and outlet = :outlet"
     found = db.execute(
@@ -159,43 +155,16 @@ def letters(
     return [(owner, DeadLetter(*row)) for owner, *row in found]
 
 
-def delete_letter(db: sqlite3.Connection, outlet: str, number: int) -> int:
-    """Delete a dead letter; return how many are left."""
-    db.execute("delete from dead where outlet = ? and number = ?", [outlet, number])
-    return count_letters(db, outlet)
-
-
-def next_letter(db: sqlite3.Connection, outlet: str, after: int) -> int | None:
-    """The lowest number of an outlet's dead letters above another; None: there is none."""
-    query = "select min(number) from dead where outlet = ? and number > ?"
-    found: tuple[int | None] = db.execute(query, [outlet, after]).fetchone()
-    return found[0]
-
-
-def newest_letter(db: sqlite3.Connection, outlet: str) -> int:
-    """The highest number of an outlet's dead letters; 0: there is none."""
-    query = "select max(number) from dead where outlet = ?"
-    (found,) = db.execute(query, [outlet]).fetchone()
-    return found or 0
-
-
-def outlet_of_letter(db: sqlite3.Connection, number: int) -> str | None:
-    """The outlet of a dead letter; None: there is no such letter."""
-    found = db.execute("select outlet from dead where number = ?", [number]).fetchone()
-    return None if found is None else str(found[0])
+def next_letter(db: sqlite3.Connection, outlet: str, after: int) -> DeadLetter | None:
+    """The oldest of an outlet's dead letters above a number; None: there is none."""
+    query = f"select {_LETTER} from dead where outlet = ? and number > ?"
+    found = db.execute(f"{query} order by number limit 1", [outlet, after]).fetchone()
+    return None if found is None else DeadLetter(*found)
 
 
 def delete_letters(
-    db: sqlite3.Connection, outlet: str, until: int, most: int
-) -> tuple[int, int]:
-    """Delete some of an outlet's dead letters up to a number.
-
-    Returns:
-        How many were deleted, and how many are left.
-    """
-    deleted = db.execute(
-        "delete from dead where number in (select number from dead "
-        "where outlet = ? and number <= ? limit ?)",
-        [outlet, until, most],
-    ).rowcount
-    return deleted, count_letters(db, outlet)
+    db: sqlite3.Connection, outlet: str, number: int | None = None
+) -> int:
+    """Delete one dead letter of an outlet, or all; return how many that were."""
+    which = "" if number is None else f" and number = {number}"
+    return db.execute(f"delete from dead where outlet = ?{which}", [outlet]).rowcount

@@ -65,43 +65,27 @@ def halves(body: bytes) -> tuple[bytes, bytes]:
 
 def records_in(body: bytes) -> list[SentRecord]:
     """The records of a body, in order."""
-    return [_record(event) for event in json.loads(body)]
+    found = []
+    for event in json.loads(body):
+        log, _, seq = event["id"].rpartition(":")
+        found.append(SentRecord(log, int(seq), json_line(event["data"])))
+    return found
 
 
-def record_of_json(text: str) -> Record | None:
-    """The record of a session in a JSON text; None for a timer or a gap."""
+def record_of_json(text: str) -> Logged | Gap:
+    """As much of a record as `event_of` needs, from its JSON."""
     found: dict[str, Any] = from_json(json.loads(text))
-    if "session" not in found:
-        return None
-    user = found.get("user")
-    return Record(
-        seq=found["seq"],
-        kind=found["kind"],
-        uid=found["uid"],
-        gateway=found["gateway"],
-        session=found["session"],
-        conn=None,
-        reason=found["reason"],
-        at=found["at"],
-        user_size=len(user) if isinstance(user, str) else None,
-        devices=found.get("devices"),
-    )
-
-
-def event_of_json(
-    text: str, *, log: str, users_only: bool = False, is_superseded: bool = False
-) -> str:
-    """Like `event_of`, for a record from its JSON."""
-    record = json.loads(text)
-    found: dict[str, Any] = from_json(record)
-    uid = found.get("uid")
-    if users_only:
-        uid = found.get("user", uid)
-    subject = record.get("key") if uid is None else uid_text(uid)
-    return _event(
-        f"{log}:{record['seq']}", log, record["kind"], record["at"],
-        subject=subject, is_superseded=is_superseded, data=text,
-    )  # fmt: skip
+    seq, kind, at = found["seq"], found["kind"], found["at"]
+    gateway, user = found.get("gateway", ""), found.get("user")
+    if "uid" in found:
+        user_size = len(user) if isinstance(user, str) else None
+        return Record(
+            seq, kind, found["uid"], gateway, found["session"], None, "", at,
+            user_size=user_size,
+        )  # fmt: skip
+    if "key" in found:
+        return TimerRecord(seq, kind, gateway, found["key"], None, None, 0, 0, at)
+    return Gap(found["first"], seq + 1, at)
 
 
 def _event(
@@ -122,8 +106,3 @@ def _event(
         f'"type":"liveness.{kind}",{about}"time":"{time[:-6]}Z",{superseded}'
         f'"datacontenttype":"application/json","data":{data}}}'
     )
-
-
-def _record(event: dict[str, Any]) -> SentRecord:
-    log, _, seq = event["id"].rpartition(":")
-    return SentRecord(log, int(seq), json_line(event["data"]))

@@ -1,57 +1,54 @@
-"""Posts bodies to one receiver.
+"""Posts bodies to one receiver, each on a connection of its own: HTTP/1.1, by h11.
 
 Redirects are not followed, no proxy or password comes from the environment, and no cookie
 is kept. The url's host is resolved here, and each address is checked. Connections go to
 these addresses, so the name is not resolved a second time.
+
+A receiver may send anything during an attempt. So little of an answer is read, and in small
+pieces: other tasks of the event loop run before each is parsed.
 """
 
 import errno
+import hmac
 import os
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
-from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import h11
 import trio
 
-from liveness.config.outlet_settings import WebhookSettings
-from liveness.config.secret_file import NotReadable
+from liveness.config.outlet_settings import SECRET_RULE, WebhookSettings, secret_key
+from liveness.config.secret_file import NotReadable, SecretFile
 from liveness.errors import ConfigError, StartError
 from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.webhooks.address_check import why_refused
-from liveness.service.outlets.webhooks.answers import PostAnswer
 from liveness.service.outlets.webhooks.cloud_events import CONTENT_TYPE
-from liveness.service.outlets.webhooks.post_connection import (
-    ClosedUnanswered,
-    NoAnswer,
-    PostConnection,
-)
-from liveness.service.outlets.webhooks.signing import Signer
 from liveness.text import printable
 
-# The longest time for which secrets and resolved addresses are used.
-READ_AGAIN_S: Final = 60.0
 # The most addresses of a host that are tried in one attempt.
 MOST_ADDRESSES: Final = 4
-# Requests in flight at a time: one from the log, and some by operators.
-MOST_CONNECTIONS: Final = 4
-# A connection idle for longer is not used again: many receivers close it after 5 s.
-IDLE_S: Final = 4.0
-# Bytes of an answer that are kept, for a person to read.
-ANSWER_BYTES: Final = 500
 # A resolver may block for a minute, so it does not use the threads of the disk.
 RESOLVER_THREADS: Final = 1
+# Some hundred chunks or headers, which h11 parses in 2 ms.
+READ_BYTES: Final = 1_024
+# Bytes of an answer that are read, with the interim answers (1xx) before it.
+MOST_BYTES: Final = 16_384
+# Bytes of its body that are kept, for a person to read.
+ANSWER_BYTES: Final = 500
+# Request timeout, too early, too many requests: none is about the records. The others
+# usually mean that the url, the secret or something before the receiver is wrong.
+TRY_AGAIN: Final = frozenset({401, 403, 404, 405, 407, 408, 410, 425, 429})
 # Errors that end an attempt.
 _FAILURES: Final = (
-    NoAnswer,
     h11.ProtocolError,
     OSError,
     trio.BrokenResourceError,
@@ -59,6 +56,34 @@ _FAILURES: Final = (
 )
 # Characters not escaped in the target of a request: %, and those allowed in a url.
 _IN_TARGETS: Final = "%/?:@!$&'()*+,;=-._~[]"
+
+
+class Answer(NamedTuple):
+    """The answer to one attempt, or why there was none."""
+
+    status: int | None  # of HTTP; None: there was no answer
+    text: str  # the beginning of the answer's body, or why there was none
+    seconds: float = 0.0
+    retry_after: str | None = None  # the header
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the receiver has the records."""
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the receiver does not want a record; else it failed: try again.
+
+        A redirect is a failure, and is not followed: it could lead the records anywhere.
+        """
+        status = self.status
+        return status is not None and 400 <= status < 500 and status not in TRY_AGAIN
+
+    @property
+    def short(self) -> str:
+        """The failure, for one line."""
+        return self.text if self.status is None else f"it answered {self.status}"
 
 
 class WebhookSender:
@@ -81,153 +106,163 @@ class WebhookSender:
         self._target = quote(target, safe=_IN_TARGETS)
         # Files are read when needed: a bad one stops only this outlet.
         self._tls: ssl.SSLContext | None = None
-        self._signer: Signer | None = None
-        self._in_flight = trio.CapacityLimiter(MOST_CONNECTIONS)
-        self._idle: list[PostConnection] = []
         self._resolver = trio.CapacityLimiter(RESOLVER_THREADS)
-        self._addresses: list[str] = []
-        self._secrets_until = self._addresses_until = -inf
 
-    async def post(self, webhook_id: str, body: bytes) -> PostAnswer:
+    async def read_files(self) -> None:
+        """Read `ca_file` again, and check the secrets.
+
+        Raises:
+            StartError: A file cannot be read, or is wrong.
+        """
+        self._tls = await in_thread(partial(tls_context, self._name, self._settings))
+        await self._secrets()
+
+    async def post(self, webhook_id: str, body: bytes) -> Answer:
         """Make one attempt, within `timeout_s`.
 
         The status alone decides the outcome, even if the rest of the answer never comes.
 
         Raises:
             ConfigError: The host has an address that is not allowed.
-            StartError: See `read_files`.
+            StartError: See `read_files`. The secrets are read for each attempt, as they may
+                change.
         """
-        tls, signer = await self.read_files()
-        began = trio.current_time()
-        status, retry_after, text = None, None, ""
+        if self._tls is None:
+            await self.read_files()
+        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_BYTES)
+        data = self._request(http, await self._secrets(), webhook_id, body)
+        began, head, said, why = trio.current_time(), None, bytearray(), ""
         with trio.move_on_after(self._settings.timeout_s) as within:
             try:
-                headers = signer.headers(webhook_id, body, self._clock.wall_ms())
-                async with self._answer(tls, headers, body) as (answer, connection):
-                    status = answer.status_code
-                    retry_after = _retry_after(answer)
-                    data = await connection.read_body(self._settings.max_answer_bytes)
-                    text = printable(data[:ANSWER_BYTES].decode(errors="replace"))
+                async with self._connected() as stream:
+                    # The receiver may have answered before it closed the connection.
+                    with suppress(trio.BrokenResourceError):
+                        await stream.send_all(data)
+                    async for event in self._answer(stream, http):
+                        if isinstance(event, h11.Response):
+                            head = event
+                        elif isinstance(event, h11.Data):
+                            said += event.data
             except _FAILURES as error:
-                self._addresses_until = -inf
-                text = "" if status else _why(error)
-        if within.cancelled_caught and status is None:
-            self._addresses_until = -inf
-            text = f"no answer within {self._settings.timeout_s:g} s"
+                why = _why(error)
+        if within.cancelled_caught:
+            why = f"no answer within {self._settings.timeout_s:g} s"
         seconds = trio.current_time() - began
-        return PostAnswer(status, text, seconds, retry_after)
+        if head is None:
+            return Answer(None, why, seconds)
+        text = printable(said[:ANSWER_BYTES].decode(errors="replace"))
+        retry_after = dict(head.headers).get(b"retry-after")
+        asked = None if retry_after is None else retry_after.decode("latin-1")
+        return Answer(head.status_code, text, seconds, asked)
 
-    async def read_files(self) -> tuple[ssl.SSLContext, Signer]:
-        """Read `ca_file`, and the secrets, which are read again later, as they may change.
+    async def _secrets(self) -> list[bytes]:
+        return await in_thread(partial(secrets, self._name, self._settings))
 
-        Raises:
-            StartError: A file cannot be read, or is wrong.
-        """
-        signer, tls = self._signer, self._tls
-        if signer is None or trio.current_time() >= self._secrets_until:
-            make = partial(Signer, self._name, self._settings)
-            signer = self._signer = await in_thread(make)
-            self._secrets_until = trio.current_time() + READ_AGAIN_S
-        if tls is None:
-            made = await in_thread(partial(tls_context, self._name, self._settings))
-            tls = self._tls = self._tls or made
-        return tls, signer
+    def _request(
+        self, http: h11.Connection, keys: list[bytes], webhook_id: str, body: bytes
+    ) -> bytes:
+        """A request, signed by each secret as Standard Webhooks says."""
+        at = self._clock.wall_ms() // 1000
+        signed = b"%b.%d.%b" % (webhook_id.encode(), at, body)
+        digests = (b64encode(hmac.digest(key, signed, "sha256")) for key in keys)
+        request = h11.Request(
+            method="POST",
+            target=self._target,
+            headers=[
+                ("host", self._settings.parts.netloc),
+                ("user-agent", "liveness"),
+                ("content-type", CONTENT_TYPE),
+                ("content-length", f"{len(body)}"),
+                ("connection", "close"),
+                ("webhook-id", webhook_id),
+                ("webhook-timestamp", f"{at}"),
+                ("webhook-signature", " ".join(f"v1,{it.decode()}" for it in digests)),
+            ],
+        )
+        events = (request, h11.Data(data=body), h11.EndOfMessage())
+        return b"".join(http.send(event) or b"" for event in events)
 
-    async def close(self) -> None:
-        """Close the connections; a later `post` reads `ca_file` again and opens others."""
-        self._tls = None
-        while self._idle:
-            await self._idle.pop().aclose()
+    async def _answer(
+        self, stream: trio.abc.Stream, http: h11.Connection
+    ) -> AsyncIterator[h11.Event]:
+        """The events of an answer, up to its end or `MOST_BYTES`."""
+        room, has_head = MOST_BYTES, False
+        while True:
+            event = http.next_event()
+            if event is h11.NEED_DATA:
+                if not room:
+                    break
+                data = await stream.receive_some(min(READ_BYTES, room))
+                if not data and not has_head:
+                    raise ConnectionError("it closed the connection without an answer")
+                room -= len(data)
+                await self._turnstile.wait()
+                http.receive_data(bytes(data))
+            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                return
+            else:
+                assert isinstance(event, h11.Event)
+                has_head |= isinstance(event, h11.Response)
+                yield event
+        if not has_head:
+            raise ConnectionError(
+                f"the head of its answer has more than {MOST_BYTES} bytes; correct the "
+                "url, or the receiver"
+            )
 
     @asynccontextmanager
-    async def _answer(
-        self, tls: ssl.SSLContext, signed: dict[str, str], body: bytes
-    ) -> AsyncIterator[tuple[h11.Response, PostConnection]]:
-        """The head of an answer, and its connection, which has the body."""
-        headers = {
-            "host": self._settings.parts.netloc,
-            "user-agent": "liveness",
-            "content-type": CONTENT_TYPE,
-            **signed,
-        }
-        async with self._in_flight:
-            connection = await self._kept() or await self._connect(tls)
-            try:
-                try:
-                    answer = await connection.post(self._target, headers, body)
-                except ClosedUnanswered:
-                    if connection.is_new:
-                        raise
-                    # The receiver closed it while it was idle: that is no failed attempt.
-                    await connection.aclose()
-                    connection = await self._connect(tls)
-                    answer = await connection.post(self._target, headers, body)
-                yield answer, connection
-            finally:
-                if connection.can_be_kept():
-                    self._idle.append(connection)
-                else:
-                    await connection.aclose()
+    async def _connected(self) -> AsyncIterator[trio.abc.Stream]:
+        """A connection to the first address that accepts.
 
-    async def _kept(self) -> PostConnection | None:
-        """A usable connection from an earlier request, if any."""
-        addresses = await self._checked_addresses()
-        oldest = trio.current_time() - IDLE_S
-        while self._idle:
-            kept = self._idle.pop()
-            if kept.used_at > oldest and kept.address in addresses and kept.is_open():
-                return kept
-            await kept.aclose()
-        return None
-
-    async def _connect(self, tls: ssl.SSLContext) -> PostConnection:
-        """Connect to the first address that accepts; each has an equal share of the time."""
+        Each has an equal share of the time, and so has the answer.
+        """
         addresses = await self._checked_addresses()
         left_s = trio.current_effective_deadline() - trio.current_time()
-        share_s = left_s / (len(addresses) + 1)  # one share is for the answer
+        share_s = left_s / (len(addresses) + 1)
         while True:
             address, *addresses = addresses
             try:
                 with trio.fail_after(share_s):
-                    return await self._connected(address, tls)
+                    stream = await self._connect(address)
+                break
             except (OSError, trio.BrokenResourceError, trio.TooSlowError):
                 if not addresses:
                     raise
+        try:
+            yield stream
+        finally:
+            await trio.aclose_forcefully(stream)
 
-    async def _connected(self, address: str, tls: ssl.SSLContext) -> PostConnection:
+    async def _connect(self, address: str) -> trio.abc.Stream:
         stream = await trio.open_tcp_stream(address, self._port)
-        sock = stream.socket
         if self._settings.parts.scheme == "http":
-            return PostConnection(stream, sock, address, self._turnstile)
+            return stream
+        assert self._tls is not None
         encrypted = trio.SSLStream(
-            stream, tls, server_hostname=self._host, https_compatible=True
+            stream, self._tls, server_hostname=self._host, https_compatible=True
         )
         try:
             await encrypted.do_handshake()
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
-        return PostConnection(encrypted, sock, address, self._turnstile)
+        return encrypted
 
     async def _checked_addresses(self) -> list[str]:
         """Addresses of the url's host; an error unless all are allowed."""
-        if trio.current_time() >= self._addresses_until:
-            found = await self._resolved()
-            for address in found:
-                self._check(address)
-            self._addresses = found[:MOST_ADDRESSES]
-            self._addresses_until = trio.current_time() + READ_AGAIN_S
-        return self._addresses
-
-    async def _resolved(self) -> list[str]:
         try:
-            return [str(ip_address(self._host))]
+            found = [str(ip_address(self._host))]
         except ValueError:
             resolve = partial(
                 socket.getaddrinfo, self._host, None, type=socket.SOCK_STREAM
             )
-        found = await in_thread(resolve, limiter=self._resolver, abandon_on_cancel=True)
-        return [*dict.fromkeys(str(place[0]) for *_, place in found)]
+            places = await in_thread(
+                resolve, limiter=self._resolver, abandon_on_cancel=True
+            )
+            found = [*dict.fromkeys(str(place[0]) for *_, place in places)]
+        for address in found:
+            self._check(address)
+        return found[:MOST_ADDRESSES]
 
     def _check(self, address: str) -> None:
         settings = self._settings
@@ -235,6 +270,7 @@ class WebhookSender:
             address,
             allow_private=settings.allow_private,
             loopback_only=settings.is_to_loopback,
+            is_encrypted=settings.parts.scheme == "https",
         )
         if not why:
             return
@@ -247,9 +283,25 @@ class WebhookSender:
         )
 
 
-def _retry_after(answer: h11.Response) -> str | None:
-    found = dict(answer.headers).get(b"retry-after")
-    return None if found is None else found.decode("latin-1")
+def secrets(name: str, settings: WebhookSettings) -> list[bytes]:
+    """The keys that sign the requests of an outlet.
+
+    Raises:
+        StartError: They cannot be read, or one is not valid. It never shows them.
+    """
+    file = SecretFile(f"{name}.secret_file", settings.secret_file, "secret")
+    keys = []
+    for number, line in enumerate(file.read().splitlines(), 1):
+        if text := line.decode("ascii", "replace").strip():
+            try:
+                keys.append(secret_key(text))
+            except ValueError:
+                raise file.refused(
+                    f"has no secret in line {number}: it must be {SECRET_RULE}"
+                ) from None
+    if not keys:
+        raise file.refused(f"is empty; put a line there: {SECRET_RULE}")
+    return keys
 
 
 def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
@@ -274,7 +326,7 @@ def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
 
 def check_webhook(name: str, settings: WebhookSettings) -> Iterator[StartError]:
     """Try the secrets and certificates of `[webhooks.NAME]`, for `check-config`."""
-    for use in (Signer, tls_context):
+    for use in (secrets, tls_context):
         try:
             use(f"webhooks.{name}", settings)
         except StartError as error:
@@ -282,7 +334,7 @@ def check_webhook(name: str, settings: WebhookSettings) -> Iterator[StartError]:
 
 
 def _why(error: BaseException) -> str:
-    """Why there was no answer, and what to do, from the first cause that is known."""
+    """Why there was no answer, and what to do."""
     cause: BaseException | None = error
     while cause is not None:
         match cause:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import repeat
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
@@ -17,6 +19,10 @@ from standardwebhooks import Webhook
 SECRET: Final = "whsec_bGl2ZW5lc3MgZXhhbXBsZSBzZWNyZXQgMDEyMw=="
 SECOND_SECRET: Final = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oDC2FVsBQI"
 LOOPBACK: Final = "127.0.0.1"
+_secret_file = NamedTemporaryFile()  # noqa: SIM115 - it is there until the end
+_secret_file.write(SECRET.encode())
+_secret_file.flush()
+SECRET_FILE: Final = Path(_secret_file.name)
 
 
 class Received(NamedTuple):

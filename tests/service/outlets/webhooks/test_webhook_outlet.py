@@ -1,6 +1,5 @@
 """The requests of an outlet: order, attempts, restarts, and faults of its files."""
 
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -9,29 +8,21 @@ from typing import Any
 import pytest
 import trio
 
-from liveness.config.outlet_settings import RETRY, WebhookSettings
-from liveness.config.settings import (
-    Config,
-    PresenceSettings,
-    SocketSettings,
-    StateSettings,
-)
-from liveness.errors import StartError, StateError
+from liveness.config.outlet_settings import WAITS_S, WebhookSettings
+from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.supervisor import Outlets
-from liveness.service.outlets.webhooks.webhook_outlet import (
-    WebhookOutlet,
-    make_webhooks,
-)
+from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
 from tests.helpers import disk
 from tests.service.outlets.outlet_rig import OutletRig, off, on
 from tests.service.outlets.webhooks.receiver import (
     SECRET,
+    SECRET_FILE,
     Receiver,
     answering,
     hanging,
     resetting,
 )
-from tests.service.outlets.webhooks.webhook_rig import BUSY, outlet_to, until
+from tests.service.outlets.webhooks.webhook_rig import BUSY, letters, outlet_to, until
 from tests.service.rig import running
 
 # --- what is sent ---------------------------------------------------------------------
@@ -69,28 +60,13 @@ async def test_an_offline_whose_user_is_back_says_so(
     assert (second.id, second.body) == (first.id, first.body)
 
 
-async def test_a_user_without_devices_is_back_too(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    settings = WebhookSettings(url=receiver.url, secret=SECRET, users_only=True)
-    devices = PresenceSettings(device_separator="/")
-    async with running(tmp_path, webhooks={"mail": settings}, presence=devices) as rig:
-        gateway = await rig.gateway_of("ada")
-        await gateway.send(["logout", "ada"], ["login", "ada"])
-        await rig.until(lambda: receiver.received)
-    kinds = [event["type"] for event in receiver.received[0].events]
-    flags = [event.get("superseded") for event in receiver.received[0].events]
-    assert kinds == ["liveness.online", "liveness.offline", "liveness.online"]
-    assert flags == [None, True, None]
-
-
 # --- attempts -------------------------------------------------------------------------
 
 
 async def test_a_request_is_tried_to_the_end_of_the_ladder(
     rig: OutletRig, receiver: Receiver
 ) -> None:
-    waits = [float(wait) for wait in RETRY.split(",")]
+    waits = WAITS_S
     receiver.next.extend([BUSY] * (len(waits) + 1))
     rig.publish(on(1), on(2))
     async with outlet_to(receiver.url, rig) as outlet:
@@ -100,7 +76,7 @@ async def test_a_request_is_tried_to_the_end_of_the_ladder(
         assert outlet.now().detail.startswith("attempt 3: it answered 503; the next is")
         rig.publish(on(3))
         await until(lambda: outlet.now().sent, times=120)
-        now, found = outlet.now(), await outlet.dead_letters(None, 10)
+        now, found = outlet.now(), await letters(rig)
     *tried, last = receiver.received
     assert {(request.id, request.body) for request in tried} == {
         (tried[0].id, tried[0].body)
@@ -133,9 +109,9 @@ async def test_without_retries_a_failure_is_the_end(
 ) -> None:
     receiver.next.append(resetting)
     rig.publish(on(1))
-    async with outlet_to(receiver.url, rig, retry="") as outlet:
+    async with outlet_to(receiver.url, rig, waits_s=()) as outlet:
         await until(lambda: outlet.now().dead)
-        (letter,) = await outlet.dead_letters(None, 10)
+        (letter,) = await letters(rig)
         assert "(Connection reset by peer)" in outlet.now().detail
     assert (letter.status, letter.answer) == (None, "Connection reset by peer")
 
@@ -178,10 +154,10 @@ async def test_a_test_is_an_event_apart_from_the_log(
     rig: OutletRig, receiver: Receiver
 ) -> None:
     async with outlet_to(receiver.url, rig) as outlet:
-        assert (await outlet.send_test())[:3] == (True, 204, "")
+        assert (await outlet.send_test())[:2] == (204, "")
         receiver.usually = hanging
-        is_accepted, status, answer = (await outlet.send_test())[:3]
-        assert (is_accepted, status, answer) == (False, None, "no answer within 10 s")
+        status, answer = (await outlet.send_test())[:2]
+        assert (status, answer) == (None, "no answer within 10 s")
     (event,) = receiver.received[0].events
     assert (event["type"], event["source"]) == (
         "liveness.test",
@@ -193,11 +169,11 @@ async def test_a_url_that_is_not_allowed_stops_the_outlet_and_fails_a_test(
     rig: OutletRig, receiver: Receiver
 ) -> None:
     rig.publish(on(1))
-    async with outlet_to(receiver.url_of("127.1"), rig, allow_http=True) as outlet:
+    async with outlet_to(receiver.url_of("127.1"), rig) as outlet:
         await until(lambda: outlet.now().state == "stopped")
         assert "set webhooks.mail.allow_private to true" in outlet.now().detail
-        is_accepted, status, answer = (await outlet.send_test())[:3]
-        assert (is_accepted, status, answer) == (False, None, outlet.now().detail)
+        status, answer = (await outlet.send_test())[:2]
+        assert (status, answer) == (None, outlet.now().detail)
     async with outlet_to(receiver.url, rig) as outlet:
         await until(lambda: outlet.now().sent == 1)
 
@@ -220,7 +196,7 @@ def malformed_secret(folder: Path) -> dict[str, Any]:
 
 def wrong_ca_file(folder: Path) -> dict[str, Any]:
     (folder / "ca.crt").write_text("none")
-    return {"secret": SECRET, "ca_file": folder / "ca.crt"}
+    return {"secret_file": SECRET_FILE, "ca_file": folder / "ca.crt"}
 
 
 @pytest.mark.parametrize(
@@ -242,8 +218,8 @@ async def test_a_file_that_is_wrong_stops_the_outlet_alone(
 ) -> None:
     rig.publish(on(1))
     bad = WebhookSettings(url="https://127.0.0.1:9/", **faulty(tmp_path))
-    good = WebhookSettings(url=receiver.url, secret=SECRET, begin="oldest")
-    outlets = [
+    good = WebhookSettings(url=receiver.url, secret_file=SECRET_FILE, begin="oldest")
+    outlets: list[Outlet] = [
         WebhookOutlet("mail", bad, rig.access),
         WebhookOutlet("chat", good, rig.access),
     ]
@@ -252,8 +228,9 @@ async def test_a_file_that_is_wrong_stops_the_outlet_alone(
         await until(lambda: outlets[1].now().sent)
         assert outlets[0].now().state == "stopped"
         assert why in outlets[0].now().detail
-        result = await outlets[0].send_test()
-        assert result[:3] == (False, None, outlets[0].now().detail)
+        assert isinstance(outlets[0], WebhookOutlet)
+        answer = await outlets[0].send_test()
+        assert answer[:2] == (None, outlets[0].now().detail)
         nursery.cancel_scope.cancel()
 
 
@@ -264,7 +241,7 @@ async def test_a_stopped_outlet_goes_on_once_its_secret_can_be_read(
     path = tmp_path / "secret"
     settings = WebhookSettings(url=receiver.url, secret_file=path, begin="oldest")
     outlet = WebhookOutlet("mail", settings, rig.access)
-    assert (await outlet.send_test()).answer.startswith("webhooks.mail.secret_file: ")
+    assert (await outlet.send_test()).text.startswith("webhooks.mail.secret_file: ")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Outlets([outlet], rig.store, retention_s=3_600).run)
         await until(lambda: outlet.now().state == "stopped")
@@ -291,31 +268,6 @@ async def test_a_full_disk_is_waited_for(rig: OutletRig, receiver: Receiver) -> 
         assert outlet.now().detail == ""
 
 
-async def test_without_a_database_there_are_no_dead_letters_to_see(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    settings = WebhookSettings(url=receiver.url, secret=SECRET)
-    outlet = WebhookOutlet("mail", settings, rig.access)
-    with pytest.raises(
-        StateError, match=r"is not open; see the state of webhooks\.mail"
-    ):
-        await outlet.dead_letters(None, 10)
-
-
-async def test_a_missing_package_is_named(
-    rig: OutletRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = Config(
-        socket=SocketSettings(path=tmp_path / "g.sock"),
-        state=StateSettings(dir=tmp_path),
-        webhooks={"mail": WebhookSettings(url="https://a.example/", secret=SECRET)},
-    )
-    monkeypatch.setitem(sys.modules, "standardwebhooks", None)
-    why = "package standardwebhooks, which is not installed: pip"
-    with pytest.raises(StartError, match=why):
-        make_webhooks(config, rig.access)
-
-
 # --- nobody else waits ----------------------------------------------------------------
 
 
@@ -323,7 +275,7 @@ async def test_a_receiver_that_hangs_delays_no_gateway(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.usually = hanging
-    settings = WebhookSettings(url=receiver.url, secret=SECRET, linger_s=0)
+    settings = WebhookSettings(url=receiver.url, secret_file=SECRET_FILE, linger_s=0)
     async with running(tmp_path, webhooks={"mail": settings}) as rig:
         watcher = await rig.watcher()
         gateway = await rig.gateway_of("ada")

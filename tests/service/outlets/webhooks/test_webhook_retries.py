@@ -1,36 +1,28 @@
 """Requests that wait for their next attempt: what is shown, and what ends a wait."""
 
 import sqlite3
+from typing import Final
 
 import pytest
 import trio
 
-from liveness.config.outlet_settings import WebhookSettings
 from liveness.service.outlets.common.outlet_store import StoredCursor, put_cursor
 from liveness.service.outlets.webhooks import batch_store
 from liveness.service.outlets.webhooks.batch_store import StoredBatch, put_batch
 from liveness.service.outlets.webhooks.cloud_events import joined
-from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
+from liveness.service.outlets.webhooks.webhook_outlet import (
+    LOOK_S,
+    MOST_ASKED_S,
+    asked_wait_s,
+)
 from tests.service.outlets.outlet_rig import TEN_DAYS, OutletRig, on
 from tests.service.outlets.webhooks.receiver import (
     OK,
-    SECRET,
-    Answer,
     Received,
     Receiver,
     answering,
 )
-from tests.service.outlets.webhooks.webhook_rig import BUSY, outlet_to, until
-
-
-def accepting_tests_but(status: int, *seqs: int) -> Answer:
-    """A refusal of these records; other records and tests are accepted."""
-
-    async def answer(stream: trio.abc.Stream, request: Received) -> None:
-        found = {event["data"].get("seq") for event in request.events}
-        await (answering(status) if found & {*seqs} else OK)(stream, request)
-
-    return answer
+from tests.service.outlets.webhooks.webhook_rig import BUSY, letters, outlet_to, until
 
 
 def is_test(request: Received) -> bool:
@@ -43,10 +35,10 @@ async def test_after_a_restart_a_request_that_waits_says_so(
     receiver.usually = BUSY
     await trio.sleep(50)
     rig.publish(on(1, at_s=50))
-    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+    async with outlet_to(receiver.url, rig, waits_s=(600, 600, 600)) as outlet:
         await until(lambda: outlet.now().state == "retrying")
     await trio.sleep(100)
-    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+    async with outlet_to(receiver.url, rig, waits_s=(600, 600, 600)) as outlet:
         await until(lambda: outlet.now().state == "retrying")
         now = outlet.now()
         assert now.detail.startswith("attempt 1: it answered 503; the next is in ")
@@ -64,11 +56,11 @@ async def test_the_age_of_a_request_is_the_same_however_the_wall_clock_is_set(
     rig.publish(on(1, at_s=wrong_s))
     await trio.sleep(50)
     rig.clock.set_wall(ahead_s=0)
-    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+    async with outlet_to(receiver.url, rig, waits_s=(600, 600, 600)) as outlet:
         await until(lambda: outlet.now().state == "retrying")
         assert outlet.now().lag_s == pytest.approx(trio.current_time(), abs=0.1)
     rig.clock.set_wall(ahead_s=wrong_s)
-    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+    async with outlet_to(receiver.url, rig, waits_s=(600, 600, 600)) as outlet:
         await until(lambda: outlet.now().state == "retrying")
         assert outlet.now().lag_s == pytest.approx(trio.current_time(), abs=0.1)
         receiver.usually = OK
@@ -80,7 +72,7 @@ async def test_the_age_of_a_request_is_the_same_however_the_wall_clock_is_set(
 async def test_an_accepted_test_ends_a_wait(rig: OutletRig, receiver: Receiver) -> None:
     receiver.next.extend([BUSY, OK, BUSY, BUSY])
     rig.publish(on(1))
-    async with outlet_to(receiver.url, rig, retry="300,600,21600") as outlet:
+    async with outlet_to(receiver.url, rig, waits_s=(300, 600, 21600)) as outlet:
         await until(lambda: outlet.now().state == "retrying")
         assert "`liveness webhooks test mail` tries the receiver, and" in (
             outlet.now().detail
@@ -101,10 +93,10 @@ async def test_an_accepted_dead_letter_ends_a_wait(
 ) -> None:
     receiver.next.extend([answering(400), BUSY])
     rig.publish(on(1), on(2))
-    async with outlet_to(receiver.url, rig, batch=1, retry="21600") as outlet:
+    async with outlet_to(receiver.url, rig, batch=1, waits_s=(21600,)) as outlet:
         await until(lambda: outlet.now().state == "retrying")
-        (letter,) = await outlet.dead_letters(None, 10)
-        assert await outlet.retry(letter.number)
+        (letter,) = await letters(rig)
+        assert await outlet.retry_next(letter.number - 1)
         await until(lambda: outlet.now().sent == 2)
     assert receiver.seqs == [[1], [2], [1], [2]]
 
@@ -132,23 +124,21 @@ async def test_a_request_that_ends_notes_the_use_of_the_outlet_by_the_clock_of_t
 # --- refusals of a receiver, and of a record --------------------------------------------
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 410])
 async def test_a_receiver_that_refuses_all_makes_no_dead_letters(
-    rig: OutletRig, receiver: Receiver
+    rig: OutletRig, receiver: Receiver, status: int
 ) -> None:
-    receiver.usually = answering(401)
+    receiver.usually = answering(status)
     rig.publish(*(on(seq) for seq in range(1, 9)))
     async with outlet_to(receiver.url, rig) as outlet:
         await until(lambda: outlet.now().state == "retrying")
         assert outlet.now().detail.startswith(
-            "attempt 1: it answered 401, and accepts no test event either; correct the "
-            "url or the secret; the next is in 1"
+            f"attempt 1: it answered {status}; the next is in 1"
         )
-        # Halved until one was alone, and the test.
-        assert [len(request.events) for request in receiver.received] == [8, 4, 2, 1, 1]
-        assert is_test(receiver.received[-1])
         receiver.usually = OK
         await until(lambda: outlet.now().sent == 8)
         assert outlet.now().dead == 0
+    assert len(receiver.received) == 2
 
 
 async def test_a_receiver_that_refuses_all_is_given_up_at_the_end_of_the_ladder(
@@ -156,33 +146,10 @@ async def test_a_receiver_that_refuses_all_is_given_up_at_the_end_of_the_ladder(
 ) -> None:
     receiver.usually = answering(404)
     rig.publish(on(1))
-    async with outlet_to(receiver.url, rig, retry="5,5") as outlet:
+    async with outlet_to(receiver.url, rig, waits_s=(5, 5)) as outlet:
         await until(lambda: outlet.now().dead)
-        (letter,) = await outlet.dead_letters(None, 10)
+        (letter,) = await letters(rig)
     assert (letter.attempts, letter.status) == (3, 404)
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 410])
-async def test_a_record_that_is_refused_where_a_test_is_not_is_a_dead_letter(
-    rig: OutletRig, receiver: Receiver, status: int
-) -> None:
-    receiver.usually = accepting_tests_but(status, 2)
-    rig.publish(on(1), on(2))
-    async with outlet_to(receiver.url, rig) as outlet:
-        await until(lambda: outlet.now().dead)
-        await until(lambda: outlet.now().sent)
-        assert (outlet.now().retries, outlet.now().state) == (0, "following")
-    assert [is_test(request) for request in receiver.received] == [False] * 3 + [True]
-
-
-async def test_any_other_refusal_is_of_a_record(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    receiver.usually = answering(422)
-    rig.publish(on(1), on(2))
-    async with outlet_to(receiver.url, rig) as outlet:
-        await until(lambda: outlet.now().dead == 2)
-    assert not any(is_test(request) for request in receiver.received)
 
 
 async def test_a_request_from_beyond_the_end_of_a_shorter_log_moves_no_cursor(
@@ -203,23 +170,78 @@ async def test_a_request_from_beyond_the_end_of_a_shorter_log_moves_no_cursor(
     assert [seq for seqs in receiver.seqs[1:] for seq in seqs] == [*range(1, 16)]
 
 
-async def test_what_is_posted_by_hand_together_shares_connections(
+# --- what a receiver asks for -----------------------------------------------------------
+
+NOW_MS: Final = 1_795_668_168_500
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("120", 120),
+        (" 0 ", 0),
+        ("Thu, 26 Nov 2026 04:43:48 GMT", 59.5),
+        ("Thu, 26 Nov 2026 04:42:00 GMT", 0),
+        *((bad, 0) for bad in ("", "-1", "1.5", "soon", "\xb2", "Thu, 99 Nov 2026")),
+    ],
+)
+def test_a_receiver_asks_for_a_wait_in_seconds_or_until_a_date(
+    header: str, seconds: float
+) -> None:
+    assert asked_wait_s(header, NOW_MS) == pytest.approx(seconds)
+
+
+async def test_no_receiver_asks_for_more_than_the_longest_wait(
     rig: OutletRig, receiver: Receiver
 ) -> None:
-    async def slow(stream: trio.abc.Stream, request: Received) -> None:
-        await trio.sleep(5)
-        await OK(stream, request)
+    receiver.next.append(answering(429, Retry_After="100000"))
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().sent, times=100)
+    first, second = receiver.received
+    assert MOST_ASKED_S - 1 <= second.at - first.at <= 1.1 * MOST_ASKED_S + 1
 
-    receiver.next.extend([slow, OK])
-    settings = WebhookSettings(url=receiver.url, secret=SECRET)
-    outlet = WebhookOutlet("mail", settings, rig.access)  # it does not run
-    accepted = list[bool]()
 
-    async def test() -> None:
-        accepted.append((await outlet.send_test()).is_accepted)
+# --- waits, while the wall clock is set and the host sleeps -----------------------------
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(test)
-        await trio.sleep(1)
-        nursery.start_soon(test)
-    assert accepted == [True, True]
+
+@pytest.mark.parametrize("set_s", [0, 3_600, -3_600])
+async def test_a_wait_takes_its_time_however_the_clock_is_set(
+    rig: OutletRig, receiver: Receiver, set_s: float
+) -> None:
+    receiver.next.append(BUSY)
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig, waits_s=(3_600,)) as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        rig.clock.set_wall(ahead_s=set_s)
+        await until(lambda: outlet.now().sent, times=10)
+    first, second = receiver.received
+    assert 3_599 <= second.at - first.at <= 1.1 * 3_600 + 1
+
+
+async def test_a_wait_that_is_over_when_the_host_wakes_up_ends(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.next.append(BUSY)
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig, waits_s=(3_600,)) as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        rig.clock.slept_s += 4_000
+        await until(lambda: outlet.now().sent)
+    first, second = receiver.received
+    assert second.at - first.at <= LOOK_S + 1
+
+
+async def test_a_due_time_beyond_the_wait_is_not_believed(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    log = rig.log.log_writer.store.log
+    begun = StoredBatch(
+        0, log, 0, "msg_1", joined([]), 0, 0,
+        attempts=1, next_ms=rig.clock.state_ms() + 20_000, wait_ms=15_000,
+    )  # fmt: skip
+    await rig.store.open(keep=["webhooks.mail"], unused_s=1_000)
+    await rig.store.run(lambda db: put_batch(db, "webhooks.mail", begun))
+    async with outlet_to(receiver.url, rig):
+        await until(lambda: receiver.received, times=0.01)
+    assert receiver.received[0].at < 5

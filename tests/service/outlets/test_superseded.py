@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from liveness.config.outlet_settings import OutletSettings
 from liveness.config.settings import PresenceSettings
 from liveness.core.records import Record
-from liveness.service.outlets.outlet_wiring import is_superseded
+from liveness.service.outlets.supervisor import is_superseded
 from tests.service.rig import Caller, Rig, running
 
 
@@ -30,13 +30,11 @@ async def done(rig: Rig, gateway: Caller, *events: list[Any]) -> None:
     await rig.until(lambda: rig.log_writer.durable_seq == until)
 
 
-def flags(rig: Rig, *, log: str = "", **settings: Any) -> list[bool]:
+def flags(rig: Rig, **settings: Any) -> list[bool]:
     """Of each record of the log, for a reader with these settings."""
     chosen = OutletSettings(**settings)
     return [
-        is_superseded(
-            rig.presence, rig.log_writer, record, log or rig.store.log, chosen
-        )
+        is_superseded(rig.presence, rig.log_writer, record, chosen)
         for record in rig.log()
         if isinstance(record, Record)
     ]
@@ -48,7 +46,7 @@ async def test_what_a_later_record_takes_back_is_superseded(rig: Rig) -> None:
     await done(rig, gateway, ["logout", "ada"])
     assert flags(rig) == [True, False]
     await done(rig, gateway, ["login", "ada"])
-    assert flags(rig) == [True, True, False]
+    assert flags(rig) == [False, True, False]
 
 
 async def test_a_move_supersedes_what_was_before_it(rig: Rig) -> None:
@@ -66,15 +64,6 @@ async def test_what_the_reader_does_not_get_supersedes_nothing(rig: Rig) -> None
     # Online, online, moved, offline, online.
     assert flags(rig) == [True, True, False, True, False]
     assert flags(rig, kinds="online,offline") == [False, False, False, True, False]
-    assert flags(rig, gateways="g1")[2:4] == [False, False]
-    await done(rig, first, ["login", ["ada", "bob"]])
-    assert flags(rig, gateways="g1")[2:4] == [True, True]
-
-
-async def test_a_short_absence_that_is_damped_supersedes_no_online(rig: Rig) -> None:
-    gateway = await rig.gateway_of("ada")
-    await done(rig, gateway, ["logout", "ada"], ["login", "ada"])
-    assert flags(rig, settle_s=5.0) == [False, True, False]
 
 
 async def test_with_users_only_any_device_keeps_its_user_online(rig: Rig) -> None:
@@ -86,17 +75,3 @@ async def test_with_users_only_any_device_keeps_its_user_online(rig: Rig) -> Non
     assert flags(rig, users_only=True) == [True, True, False, False]
     await done(rig, gateway, ["login", "ada/a"])
     assert flags(rig, users_only=True)[3]
-
-
-async def test_a_record_of_another_log_is_compared_by_its_gateway(
-    rig: Rig,
-) -> None:
-    gateway = await rig.gateway_of("ada", "g1")
-    await done(rig, gateway, ["logout", "ada"])
-    assert flags(rig, log="other") == [True, False]
-    await done(rig, gateway, ["login", "ada"])
-    assert flags(rig, log="other") == [False, True, False]
-    rig.store.ancestors["other"] = 2  # up to there, that log is the same as this one
-    assert flags(rig, log="other") == [True, True, False]
-    await done(rig, await rig.gateway("g2"), ["login", "ada"])
-    assert flags(rig, log="other")[2]
