@@ -10,21 +10,20 @@ Stamps are compared in milliseconds of the monotonic clock, so that steps of the
 change nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
 import anyio
 
 from liveness.client.inbox import RecordMap
-from liveness.core.records import GAP, MOVED, SESSION_KINDS, identity
+from liveness.core.records import MOVED, SESSION_KINDS, identity
 from liveness.core.sessions.damping import (
     MOST_SETTLE_S,
     DampedRecord,
     Damper,
     DampingCounts,
     Passed,
-    SettlingRoom,
 )
 from liveness.errors import ReportError
 
@@ -49,7 +48,7 @@ class DampedRecords:
         users: bool,
         wall_s: Callable[[], float],
     ) -> None:
-        self.counts = DampingCounts()
+        self.counts = DampingCounts(MAX_SETTLING)
         self._settle_s = settle_s
         self._kinds = frozenset(kinds)
         self._users = users
@@ -61,8 +60,6 @@ class DampedRecords:
         self._asked_at: float | None = None  # when it sent the first of two pings
         self._is_second = False  # the first ping is answered
         self._awaits_pong = False
-        self._settled_until = 0
-        self.has_settled = False
         self.begin(0)
         self.has_begun = False
 
@@ -70,11 +67,11 @@ class DampedRecords:
         """Begin with a log; the loop may already have had its records up to *newest*."""
         self._damper = Damper[RecordMap](
             round(self._settle_s * 1000),
-            room=SettlingRoom(MAX_SETTLING),
+            counts=self.counts,
             move=_moved,
+            wants=self._wants,
             wants_moves=not self._users and (not self._kinds or MOVED in self._kinds),
             doubtful_until=newest,
-            counts=self.counts,
         )
         self.has_begun = True
 
@@ -82,7 +79,7 @@ class DampedRecords:
         """Note that a link has begun, whose first records have not arrived yet."""
         self.arrives()
         self._former_offset_ms = self._offset_ms
-        self.has_settled = False
+        self._damper.complete(-inf)
 
     def arrives(self) -> None:
         """Note that records arrive: earlier pings prove nothing."""
@@ -94,17 +91,16 @@ class DampedRecords:
         self._asked_at, self._is_second, self._awaits_pong = None, False, False
 
     @property
-    def oldest_seq(self) -> int | None:
-        """The seq of the oldest offline that waits; None if none does."""
-        return self._damper.oldest_seq
+    def position(self) -> int | None:
+        """All records up to this seq were passed on, or left out; None: all were."""
+        return self._damper.position
 
-    def add(self, record: RecordMap) -> Iterator[Passed[RecordMap]]:
-        """Take a record that has arrived; yield records for the loop.
+    def add(self, record: RecordMap) -> list[Passed[RecordMap]]:
+        """Take a record that has arrived; return records for the loop.
 
         Raises:
             KeyError, TypeError: It does not have the form of a record.
         """
-        kind = record["kind"]
         now = round(self._arrived_at * 1000)
         # The wall clock may have been set since the decision. A moment in the future is
         # wrong; by the later of two, no offline settles early.
@@ -114,26 +110,16 @@ class DampedRecords:
         ]
         past = (moment for moment in moments if moment <= now + STEP_MS)
         at = min(max(past, default=now), now)
-        while settled := self._damper.pop_settled(at):
-            yield from self._wanted(settled)
+        kind, user, gateway = record["kind"], "", ""
         if kind in SESSION_KINDS:
-            user = record["uid"]
-            if self._users:
-                user = record.get("user", user)
-            damped = DampedRecord(
-                record["seq"], kind, identity(user), record["gateway"], at
-            )
-            for passed in self._damper.add(record, damped):
-                yield from self._wanted(passed)
-            return
-        if kind == GAP:
-            yield from self.flush()
-        yield Passed(record, record["seq"])
+            uid, gateway = record["uid"], record["gateway"]
+            user = identity(record.get("user", uid) if self._users else uid)
+        self._damper.put(record, DampedRecord(record["seq"], kind, user, gateway, at))
+        return self._damper.take()
 
-    def flush(self) -> Iterator[Passed[RecordMap]]:
-        """Yield all waiting records: users may have come back in missing ones."""
-        while oldest := self._damper.pop_oldest():
-            yield from self._wanted(oldest)
+    def flush(self) -> list[Passed[RecordMap]]:
+        """Return all waiting records, as at the end of a log."""
+        return self._damper.flush()
 
     @property
     def must_ask_again(self) -> bool:
@@ -155,22 +141,18 @@ class DampedRecords:
         asked_at = self._asked_at
         if self._is_second:
             self.arrives()
-            self._settled_until = round(asked_at * 1000)
-            self.has_settled = True
+            self._damper.complete(round(asked_at * 1000))
         else:
             self._is_second, self._awaits_pong = True, False
 
-    def settle(self) -> Iterator[Passed[RecordMap]]:
-        """If `has_settled`, yield offlines that had settled when the ping was sent.
+    @property
+    def has_settled(self) -> bool:
+        """Whether `settle` returns records that had settled when the ping was sent."""
+        return self._damper.has_more
 
-        At most `SETTLED_AT_ONCE`; if `has_settled` stays set, more may follow.
-        """
-        self.has_settled = False
-        for _ in range(SETTLED_AT_ONCE):
-            if (settled := self._damper.pop_settled(self._settled_until)) is None:
-                return
-            yield from self._wanted(settled)
-        self.has_settled = True
+    def settle(self) -> list[Passed[RecordMap]]:
+        """Return some of them, at most `SETTLED_AT_ONCE`."""
+        return self._damper.take(SETTLED_AT_ONCE)
 
     @property
     def next_in_s(self) -> float:
@@ -181,9 +163,9 @@ class DampedRecords:
         ask_at = max(next_at / 1000, self._arrived_at + QUIET_S)
         return max(0.0, ask_at - anyio.current_time())
 
-    def _wanted(self, passed: Passed[RecordMap]) -> Iterator[Passed[RecordMap]]:
-        if not self._kinds or passed.item["kind"] in self._kinds:
-            yield passed
+    def _wants(self, record: RecordMap) -> bool:
+        kind = record["kind"]
+        return not self._kinds or kind in self._kinds or kind not in SESSION_KINDS
 
 
 def settle_s_in(settle_s: object) -> float:

@@ -55,6 +55,7 @@ class RecordBuffer:
         # up to which all else is finished, and the last seq that was given.
         self._given: tuple[int, int, int] | None = None
         self._finished: tuple[int, int] = (0, 0)
+        self._hurried = 0  # offlines passed on early that were said
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -159,11 +160,10 @@ class RecordBuffer:
 
     def add(self, passed: Iterable[Passed[RecordMap]]) -> None:
         assert self.damped is not None
-        counts = self.damped.counts
-        before = counts.hurried
         for record, floor in passed:
             self._add(record, floor)
-        if counts.hurried > before:
+        if (hurried := self.damped.counts.hurried) > self._hurried:
+            self._hurried = hurried
             self._say(
                 f"more than {MAX_SETTLING} offlines wait for settle_s: the oldest are passed "
                 "on early; give a shorter one"
@@ -216,8 +216,8 @@ class RecordBuffer:
     def _all_given(self) -> int:
         """The seq up to which everything that has arrived was given to the loop."""
         seqs = [self.floor, self._least_floor - 1]
-        if self.damped is not None and (oldest := self.damped.oldest_seq) is not None:
-            seqs.append(oldest - 1)
+        if self.damped is not None and (passed := self.damped.position) is not None:
+            seqs.append(passed)
         return min(seqs)
 
     @property

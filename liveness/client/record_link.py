@@ -71,10 +71,10 @@ class RecordLink:
         hello: dict[str, object] = self._options | self._records.options()
         damped = self._damped
         self._goes_back = False
-        if hello["ack"] and damped is not None and damped.oldest_seq is not None:
+        if hello["ack"] and damped is not None and damped.position is not None:
             # The stored cursor follows what a link delivers. So have this link begin again
             # with the oldest offline that waits: a crash must not lose that.
-            hello["after"] = damped.oldest_seq - 1
+            hello["after"] = damped.position
             self._goes_back = True
         return encode(["hello", hello])
 

@@ -12,27 +12,41 @@ Only offlines wait. So records of different users may change places; those of on
 never do. An offline waits until the log was read up to a moment `settle_ms` after it: a
 reader that is far behind leaves out the same records as one that follows.
 
-A reader must not store a position past an offline that waits (`oldest_seq`), or past the
+A reader must not store a position past an offline that waits (`Damper.position`), or past the
 offline of a move that is not delivered (`Passed.floor`): a restart would lose it. So a
 restarted reader reads some records again. It cannot know whether an offline that was in
 the log when it began (`doubtful_until`) was passed on before. If that user comes back, it
 passes on the online alone, which is right either way.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from liveness.core.records import MOVED, OFFLINE, ONLINE, Record, identity
+from liveness.core.records import (
+    GAP,
+    MOVED,
+    OFFLINE,
+    ONLINE,
+    SESSION_KINDS,
+    Gap,
+    Logged,
+    Record,
+    identity,
+)
 
 MOST_SETTLE_S: Final = 600.0
+# A call of `take` looks at this many records for each one that it may return: so it takes
+# only milliseconds, however few are wanted.
+STEPS: Final = 4
 
 T = TypeVar("T")
 
 
 class DampedRecord(NamedTuple):
-    """The parts of a session's record that a damper needs."""
+    """The parts of a record that a damper needs; a gap has its last seq."""
 
     seq: int
     kind: str
@@ -50,18 +64,12 @@ class Passed(NamedTuple, Generic[T]):
 
 @dataclass(slots=True)
 class DampingCounts:
-    """Counters of the dampers of one reader, or of several."""
+    """What one damper, or several with one bound, have done, and how much waits."""
 
+    most: int = 0  # offlines that may wait
+    waiting: int = 0
     left_out: int = 0  # records, offlines and onlines
     hurried: int = 0  # offlines passed on early, as too many waited
-
-
-@dataclass(slots=True)
-class SettlingRoom:
-    """How many offlines may wait in one damper, or in several together."""
-
-    most: int
-    used: int = 0
 
 
 class _Waiting(NamedTuple, Generic[T]):
@@ -73,16 +81,21 @@ class _Waiting(NamedTuple, Generic[T]):
 class Damper(Generic[T]):
     """Decides which records of one reader are passed on, and when.
 
+    The reader gives it all records of sessions in the order of the log (`put`), says at the
+    end of the log up to which moment that is complete (`complete`), and takes what is
+    passed on (`take`).
+
     Args:
         settle_ms: How long a user must be away.
-        room: How many offlines may wait; above it, the oldest is passed on early.
+        counts: The bound of the offlines that may wait, above which the oldest is passed
+            on early; and the counters.
         move: Makes the item of a move from those of an offline and an online.
+        wants: Whether the reader wants an item that is passed on.
         wants_moves: Whether the reader wants moves.
         has_gateways: Whether it wants the records of some gateways only. Without moves,
             it would then miss that a user has left them or come to them: so it gets the
             offline and the online.
         doubtful_until: Records up to this seq may have been passed on before.
-        counts: The counters.
 
     An item is a record in the reader's own form.
     """
@@ -91,87 +104,157 @@ class Damper(Generic[T]):
         self,
         settle_ms: int,
         *,
-        room: SettlingRoom,
+        counts: DampingCounts,
         move: Callable[[T, T], T],
+        wants: Callable[[T], bool],
         wants_moves: bool = True,
         has_gateways: bool = False,
         doubtful_until: int = 0,
-        counts: DampingCounts | None = None,
     ) -> None:
-        self.counts = DampingCounts() if counts is None else counts
         self._settle_ms = settle_ms
-        self._room = room
+        self._counts = counts
         self._move = move
+        self._wants = wants
         self._wants_moves = wants_moves
         self._has_gateways = has_gateways
         self._doubtful_until = doubtful_until
+        self._read = deque[tuple[T, DampedRecord]]()
         self._waiting = OrderedDict[str, _Waiting[T]]()
+        self._passed = deque[Passed[T]]()  # and not taken yet
+        self._complete_until: float = -inf
 
     def __len__(self) -> int:
         """How many offlines wait."""
         return len(self._waiting)
 
     @property
-    def oldest_seq(self) -> int | None:
-        """The seq of the oldest offline that waits; None if none does."""
-        return next((found.record.seq for found in self._waiting.values()), None)
+    def position(self) -> int | None:
+        """All records up to this seq were taken or left out; None: all were."""
+        seqs = [passed.floor for passed in self._passed]
+        seqs += [record.seq for _, record in [*self._read][:1]]
+        if self._waiting:
+            seqs.append(next(iter(self._waiting.values())).record.seq)
+        return min(seqs) - 1 if seqs else None
 
     @property
     def next_at(self) -> int | None:
         """When the oldest settles, by the reader's clock; None if none waits."""
         return next((found.until for found in self._waiting.values()), None)
 
-    def pop_settled(self, now_ms: int) -> Passed[T] | None:
-        """The next offline that has settled by now; None if none has.
+    @property
+    def is_busy(self) -> bool:
+        """Whether it was given records that it has not looked at, or not passed on."""
+        return bool(self._read or self._passed)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` has something to do."""
+        next_at = self.next_at
+        return self.is_busy or (next_at is not None and next_at <= self._complete_until)
+
+    def put(self, item: T, record: DampedRecord) -> None:
+        """Add the next record of the log."""
+        self._read.append((item, record))
+        self._complete_until = -inf
+
+    def complete(self, until_ms: float) -> None:
+        """Note that all records decided before a moment were given."""
+        self._complete_until = until_ms
+
+    def take(self, limit: float = inf) -> list[Passed[T]]:
+        """Take the next items, at most *limit*, whose work is bounded by that.
+
+        So it may return none although it `has_more`.
+        """
+        taken: list[Passed[T]] = []
+        steps = 0
+        while len(taken) < limit and steps < STEPS * limit:
+            steps += 1
+            if self._passed:
+                passed = self._passed.popleft()
+                if self._wants(passed.item):
+                    taken.append(passed)
+            elif not self._step():
+                break
+        return taken
+
+    def flush(self) -> list[Passed[T]]:
+        """Take all that waits, however long, as at the end of a log."""
+        while waits := self._pop_oldest():
+            self._passed.append(waits)
+        return self.take()
+
+    def close(self) -> None:
+        """Forget the waiting offlines."""
+        self._counts.waiting -= len(self._waiting)
+        self._waiting.clear()
+
+    def _step(self) -> bool:
+        """Pass on the next offline that has settled, or look at the next record.
+
+        Returns:
+            Whether there was either.
+        """
+        if not self._read:
+            settled = self._pop_settled(self._complete_until)
+            self._passed.extend(settled)
+            return bool(settled)
+        item, record = self._read[0]
+        # A gap may hide returns.
+        is_gap = record.kind == GAP
+        waits = self._pop_oldest() if is_gap else None
+        settled = [waits] if waits else self._pop_settled(record.at)
+        if not settled:
+            self._read.popleft()
+            settled = self._add(item, record)
+        self._passed.extend(settled)
+        return True
+
+    def _pop_settled(self, now_ms: float) -> Iterable[Passed[T]]:
+        """The next offline that has settled by now, if any.
 
         *now_ms* is the time of the next record in the log; at the end of the log, the
         moment up to which it is complete.
         """
-        if self.next_at is None:
-            return None
-        most = now_ms + self._settle_ms
+        if self.next_at is None or now_ms == -inf:
+            return ()
+        most = int(now_ms) + self._settle_ms
         if self.next_at > most:
             # The wall clock was set back between these records, or before they were
             # read: no offline waits for longer than `settle_ms`.
             for user, found in self._waiting.items():
                 self._waiting[user] = found._replace(until=min(found.until, most))
-        return self.pop_oldest() if self.next_at <= now_ms else None
+        oldest = self._pop_oldest() if self.next_at <= now_ms else None
+        return (oldest,) if oldest else ()
 
-    def pop_oldest(self) -> Passed[T] | None:
-        """Take the oldest offline; None if none waits. A gap may hide returns: pop all."""
+    def _pop_oldest(self) -> Passed[T] | None:
         if not self._waiting:
             return None
-        self._room.used -= 1
+        self._counts.waiting -= 1
         found = self._waiting.popitem(last=False)[1]
         return Passed(found.item, found.record.seq)
 
-    def add(self, item: T, record: DampedRecord) -> list[Passed[T]]:
-        """Take the next record of the log; return the items to pass on now, in order.
-
-        To be called when `pop_settled` has no more for the time of this record.
-        """
+    def _add(self, item: T, record: DampedRecord) -> list[Passed[T]]:
+        """Look at the next record; return the items to pass on now, in order."""
+        if record.kind not in SESSION_KINDS:
+            return [Passed(item, record.seq)]
         before = self._waiting.pop(record.user, None)
+        passed = []
         if before is not None:
-            self._room.used -= 1
+            self._counts.waiting -= 1
             if record.kind == ONLINE:
                 return self._back(before, item, record)
-        passed = []
-        if before is not None:  # the records between are lost
+            # The records between are lost.
             passed.append(Passed(before.item, before.record.seq))
         if record.kind != OFFLINE:
             return [*passed, Passed(item, record.seq)]
         until = record.at + self._settle_ms
         self._waiting[record.user] = _Waiting(item, record, until)
-        self._room.used += 1
-        if self._room.used > self._room.most and (oldest := self.pop_oldest()):
-            self.counts.hurried += 1
+        self._counts.waiting += 1
+        if self._counts.waiting > self._counts.most and (oldest := self._pop_oldest()):
+            self._counts.hurried += 1
             passed.append(oldest)
         return passed
-
-    def close(self) -> None:
-        """Forget the waiting offlines."""
-        self._room.used -= len(self._waiting)
-        self._waiting.clear()
 
     def _back(
         self, before: _Waiting[T], item: T, record: DampedRecord
@@ -180,22 +263,24 @@ class Damper(Generic[T]):
         offline, online = before.record, Passed(item, record.seq)
         is_elsewhere = record.gateway != offline.gateway
         if is_elsewhere and self._wants_moves:
-            self.counts.left_out += 2
+            self._counts.left_out += 2
             return [Passed(self._move(before.item, item), offline.seq)]
         if is_elsewhere and self._has_gateways:
             return [Passed(before.item, offline.seq), online]
         if offline.seq <= self._doubtful_until:
-            self.counts.left_out += 1
+            self._counts.left_out += 1
             return [online]
-        self.counts.left_out += 2
+        self._counts.left_out += 2
         return []
 
 
-def damped_record(record: Record, *, users: bool, at: int) -> DampedRecord:
+def damped_record(record: Logged | Gap, *, users: bool, at: int) -> DampedRecord:
     """The parts of a record, of a user or a device, that a damper needs.
 
     *at* is when it was decided, in milliseconds of the reader's clock.
     """
+    if not isinstance(record, Record):
+        return DampedRecord(record.seq, record.kind, "", "", at)
     user = record.user if users else record.uid
     return DampedRecord(record.seq, record.kind, identity(user), record.gateway, at)
 

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from liveness.core.sessions.damping import MOST_SETTLE_S, DampingCounts, SettlingRoom
+from liveness.core.sessions.damping import MOST_SETTLE_S, DampingCounts
 from liveness.core.wire.uids import MAX_INTEGER
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
@@ -80,8 +80,7 @@ class FeedApi:
         self._clock = clock
         self._counts = counts
         self._max_backlog = max_backlog
-        self._room = SettlingRoom(max_settling)
-        self._damping = DampingCounts()
+        self._damping = DampingCounts(max_settling)
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
     def routes(self, *, may_change: bool) -> list[Route]:
@@ -102,7 +101,6 @@ class FeedApi:
                 position,
                 clock=self._clock,
                 settle_s=settle_s,
-                room=self._room,
                 is_resumed=after is not None or last_id is not None,
                 counts=self._damping,
             )

@@ -39,7 +39,7 @@ from liveness.service.outlets.webhooks import batch_store
 from liveness.service.outlets.webhooks.batch_store import DeadLetter
 
 if TYPE_CHECKING:
-    from liveness.service.outlets.webhooks.sender import Answer
+    from liveness.service.outlets.webhooks.sender import PostAnswer
     from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
 
 # Pages of dead letters in memory at a time for each listener.
@@ -176,7 +176,7 @@ def _letter(outlet: str, letter: DeadLetter) -> str:
     return f'{json.dumps(shown)[:-1]}, "record": {letter.record}}}'
 
 
-def _result(answer: "Answer") -> dict[str, Any]:
+def _result(answer: "PostAnswer") -> dict[str, Any]:
     return {
         "accepted": answer.is_accepted,
         "refused": answer.is_refused,

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.core.records import MOVED, OFFLINE, ONLINE, Record
+from liveness.core.records import GAP, MOVED, OFFLINE, ONLINE, Record
 from liveness.core.sessions.damping import (
     DampedRecord,
     Damper,
     DampingCounts,
-    SettlingRoom,
     damped_record,
     moved,
 )
@@ -60,26 +59,29 @@ def histories(draw: st.DrawFn) -> list[Item]:
     return log
 
 
-def damper(
-    *, most: int = 1_000, doubtful_until: int = 0, counts: DampingCounts | None = None
-) -> Damper[Item]:
+def damper(*, most: int = 1_000, doubtful_until: int = 0) -> Damper[Item]:
     return Damper(
         SETTLE_MS,
-        room=SettlingRoom(most),
+        counts=DampingCounts(most),
         move=move,
+        wants=lambda _: True,
         doubtful_until=doubtful_until,
-        counts=counts,
     )
 
 
+def taken(damping: Damper[Item]) -> list[Item]:
+    return [it.item for it in damping.take()]
+
+
 def settled(damping: Damper[Item], now_ms: int) -> list[Item]:
-    """Pop all that has settled by then."""
-    return [it.item for it in iter(lambda: damping.pop_settled(now_ms), None)]
+    """Take all that has settled by then, at the end of the log."""
+    damping.complete(now_ms)
+    return taken(damping)
 
 
 def add(damping: Damper[Item], item: Item) -> list[Item]:
-    passed = settled(damping, item.at)
-    return passed + [it.item for it in damping.add(item, DampedRecord(*item))]
+    damping.put(item, DampedRecord(*item))
+    return taken(damping)
 
 
 def expected(log: Sequence[Item]) -> dict[str, list[Item]]:
@@ -136,13 +138,12 @@ def test_users_who_are_back_soon_are_left_out_at_any_pace(
 @BOUNDED
 @given(histories())
 def test_all_records_are_passed_on_or_counted(log: list[Item]) -> None:
-    counts = DampingCounts()
-    damping = damper(counts=counts)
+    damping = damper()
     passed = [item for record in log for item in add(damping, record)]
     passed += settled(damping, FOR_EVER)
     moves = len([it for it in passed if it.kind == MOVED and it not in log])
-    assert len(log) == len(passed) - moves + counts.left_out
-    assert (len(damping), damping.pop_oldest()) == (0, None)
+    assert len(log) == len(passed) - moves + damping._counts.left_out
+    assert (len(damping), damping.flush()) == (0, [])
 
 
 def fold(items: Iterator[Item] | Sequence[Item]) -> dict[str, str]:
@@ -175,8 +176,7 @@ def test_a_receiver_knows_who_is_online_after_restarts_and_overflows(
             read = item.seq
         assert len(damping) <= most
         if is_stored:  # the cursor reached the disk
-            oldest = damping.oldest_seq
-            position = read if oldest is None else oldest - 1
+            position = read if damping.position is None else damping.position
         reached = max(reached, read)
     for item in log[position:]:
         received += add(damping, item)
@@ -188,10 +188,10 @@ def test_an_offline_waits_until_the_log_was_read_up_to_its_time() -> None:
     damping = damper()
     off = Item(1, OFFLINE, "ada", "g1", 1_000)
     assert add(damping, off) == []
-    assert (damping.next_at, damping.oldest_seq) == (1_100, 1)
+    assert (damping.next_at, damping.position) == (1_100, 0)
     assert settled(damping, 1_099) == []
     assert settled(damping, 1_100) == [off]
-    assert (damping.next_at, damping.oldest_seq) == (None, None)
+    assert (damping.next_at, damping.position) == (None, None)
 
 
 def test_a_later_record_of_any_user_shows_that_the_time_has_passed() -> None:
@@ -201,12 +201,11 @@ def test_a_later_record_of_any_user_shows_that_the_time_has_passed() -> None:
 
 
 def test_above_the_bound_the_oldest_is_passed_on_early_and_counted() -> None:
-    counts = DampingCounts()
-    damping = damper(most=1, counts=counts)
+    damping = damper(most=1)
     first, second = (Item(n, OFFLINE, f"u{n}", "g1", 0) for n in (1, 2))
     assert add(damping, first) == []
     assert add(damping, second) == [first]
-    assert (len(damping), counts.hurried) == (1, 1)
+    assert (len(damping), damping._counts.hurried) == (1, 1)
 
 
 def test_after_the_wall_clock_was_set_back_no_offline_waits_longer() -> None:
@@ -228,14 +227,16 @@ def test_until_a_move_is_delivered_its_offline_must_be_read_again() -> None:
     damping = damper()
     add(damping, Item(1, OFFLINE, "ada", "g1", 0))
     back = Item(9, ONLINE, "ada", "g2", 50)
-    assert damping.add(back, DampedRecord(*back)) == [(back._replace(kind=MOVED), 1)]
+    damping.put(back, DampedRecord(*back))
+    assert damping.take() == [(back._replace(kind=MOVED), 1)]
 
 
 def test_a_reader_of_some_gateways_without_moves_gets_both_records() -> None:
     damping = Damper(
         SETTLE_MS,
-        room=SettlingRoom(9),
+        counts=DampingCounts(9),
         move=move,
+        wants=lambda _: True,
         wants_moves=False,
         has_gateways=True,
     )
@@ -255,14 +256,17 @@ def test_a_clock_that_was_set_back_is_noticed_by_the_records_too() -> None:
 
 
 def test_dampers_may_share_their_room_and_give_it_back() -> None:
-    room = SettlingRoom(2)
-    first, second = (Damper[Item](SETTLE_MS, room=room, move=move) for _ in range(2))
+    room = DampingCounts(2)
+    first, second = (
+        Damper[Item](SETTLE_MS, counts=room, move=move, wants=lambda _: True)
+        for _ in range(2)
+    )
     for damping, seq in ((first, 1), (second, 2)):
         assert add(damping, Item(seq, OFFLINE, f"u{seq}", "g1", 0)) == []
     third = Item(3, OFFLINE, "u3", "g1", 0)
     assert [it.seq for it in add(second, third)] == [2]
     first.close()
-    assert (room.used, len(first), len(second)) == (1, 0, 1)
+    assert (room.waiting, len(first), len(second)) == (1, 0, 1)
 
 
 def test_records_that_were_lost_between_change_no_order() -> None:
@@ -271,6 +275,33 @@ def test_records_that_were_lost_between_change_no_order() -> None:
     assert [*add(damping, first), *add(damping, again)] == [first]
     move_of_her = Item(12, MOVED, "ada", "g2", 50)
     assert add(damping, move_of_her) == [again, move_of_her]
+
+
+def test_a_gap_may_hide_returns_so_all_that_waits_comes_before_it() -> None:
+    damping = damper()
+    first, second = (Item(n, OFFLINE, f"u{n}", "g1", 0) for n in (1, 2))
+    gap = Item(5, GAP, "", "", 0)
+    assert [*add(damping, first), *add(damping, second)] == []
+    assert add(damping, gap) == [first, second, gap]
+
+
+def test_one_call_takes_no_more_than_it_may_however_many_have_settled() -> None:
+    damping = damper()
+    offlines = [Item(n, OFFLINE, f"u{n}", "g1", 0) for n in range(1, 10)]
+    assert [it for off in offlines for it in add(damping, off)] == []
+    damping.complete(SETTLE_MS)
+    for first in (1, 4, 7):
+        assert damping.has_more
+        assert [it.item.seq for it in damping.take(3)] == [first, first + 1, first + 2]
+    assert not damping.has_more
+
+
+def test_a_later_record_makes_the_log_incomplete_again() -> None:
+    damping = damper()
+    off = Item(1, OFFLINE, "ada", "g1", 0)
+    damping.complete(SETTLE_MS)
+    assert add(damping, off) == []
+    assert settled(damping, SETTLE_MS) == [off]
 
 
 def record(kind: str, seq: int, uid: str, gateway: str, devices: int) -> Record:

@@ -15,7 +15,7 @@ import trio
 
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TIMER, Gap, Logged, Record, Subscription
-from liveness.core.sessions.damping import DampingCounts, SettlingRoom
+from liveness.core.sessions.damping import DampingCounts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
@@ -72,7 +72,7 @@ class OutletLog:
 
     def __init__(self, name: str, settings: OutletSettings, access: LogAccess) -> None:
         self.name = name
-        self.damping = DampingCounts()
+        self.damping = DampingCounts(access.most_settling)
         self.missed = 0  # records that were deleted before they were read
         self._settings = settings
         # Only payloads of timers are large; without them, records need not be measured,
@@ -163,7 +163,6 @@ class OutletLog:
             position,
             clock=access.clock,
             settle_s=settings.settle_s,
-            room=SettlingRoom(access.most_settling),
             is_resumed=is_resumed,
             counts=self.damping,
         )

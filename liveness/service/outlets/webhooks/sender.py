@@ -58,7 +58,7 @@ _FAILURES: Final = (
 _IN_TARGETS: Final = "%/?:@!$&'()*+,;=-._~[]"
 
 
-class Answer(NamedTuple):
+class PostAnswer(NamedTuple):
     """The answer to one attempt, or why there was none."""
 
     status: int | None  # of HTTP; None: there was no answer
@@ -117,7 +117,7 @@ class WebhookSender:
         self._tls = await in_thread(partial(tls_context, self._name, self._settings))
         await self._secrets()
 
-    async def post(self, webhook_id: str, body: bytes) -> Answer:
+    async def post(self, webhook_id: str, body: bytes) -> PostAnswer:
         """Make one attempt, within `timeout_s`.
 
         The status alone decides the outcome, even if the rest of the answer never comes.
@@ -149,11 +149,11 @@ class WebhookSender:
             why = f"no answer within {self._settings.timeout_s:g} s"
         seconds = trio.current_time() - began
         if head is None:
-            return Answer(None, why, seconds)
+            return PostAnswer(None, why, seconds)
         text = printable(said[:ANSWER_BYTES].decode(errors="replace"))
         retry_after = dict(head.headers).get(b"retry-after")
         asked = None if retry_after is None else retry_after.decode("latin-1")
-        return Answer(head.status_code, text, seconds, asked)
+        return PostAnswer(head.status_code, text, seconds, asked)
 
     async def _secrets(self) -> list[bytes]:
         return await in_thread(partial(secrets, self._name, self._settings))

@@ -34,7 +34,7 @@ from liveness.service.outlets.webhooks.cloud_events import (
     joined,
     record_of_json,
 )
-from liveness.service.outlets.webhooks.sender import Answer, WebhookSender
+from liveness.service.outlets.webhooks.sender import PostAnswer, WebhookSender
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class WebhookOutlet(Outlet):
 
     # --- for operators ----------------------------------------------------------------
 
-    async def send_test(self) -> Answer:
+    async def send_test(self) -> PostAnswer:
         """Post one signed event of type `liveness.test` now, apart from the log.
 
         If the receiver fails, nothing is raised. If it accepts the event, a request that
@@ -94,7 +94,7 @@ class WebhookOutlet(Outlet):
             check_event(self.log.log, self.name, new_id(), now_ms)
         )
 
-    async def retry_next(self, after: int) -> tuple[int, Answer] | None:
+    async def retry_next(self, after: int) -> tuple[int, PostAnswer] | None:
         """Post the oldest dead letter above a number; delete it if it is accepted.
 
         Its request has a new id, as that of the letter belongs to another body. Whether it
@@ -150,11 +150,11 @@ class WebhookOutlet(Outlet):
             is_superseded=is_superseded,
         )  # fmt: skip
 
-    async def _post_alone(self, event: str) -> Answer:
+    async def _post_alone(self, event: str) -> PostAnswer:
         try:
             answer = await self._sender.post(new_id(), joined([event]))
         except LivenessError as error:
-            return Answer(None, str(error))
+            return PostAnswer(None, str(error))
         if answer.is_accepted:
             self._tried_now.notify()
         return answer
@@ -216,7 +216,9 @@ class WebhookOutlet(Outlet):
             self.retries += left.attempts > 0
             left = await self._after(left._replace(attempts=left.attempts + 1), answer)
 
-    async def _after(self, batch: StoredBatch, answer: Answer) -> StoredBatch | None:
+    async def _after(
+        self, batch: StoredBatch, answer: PostAnswer
+    ) -> StoredBatch | None:
         """Store the result of an attempt; return the request to send next."""
         if answer.is_accepted:
             now_ms = self._access.clock.state_ms()
@@ -232,7 +234,7 @@ class WebhookOutlet(Outlet):
             return await self._again(batch, answer)
         return await self._give_up(batch, answer)
 
-    async def _again(self, batch: StoredBatch, answer: Answer) -> StoredBatch:
+    async def _again(self, batch: StoredBatch, answer: PostAnswer) -> StoredBatch:
         clock = self._access.clock
         wait_s = self.settings.waits_s[batch.attempts - 1]
         if answer.retry_after is not None:
@@ -262,7 +264,9 @@ class WebhookOutlet(Outlet):
             "the wait if it accepts",
         )
 
-    async def _give_up(self, batch: StoredBatch, answer: Answer) -> StoredBatch | None:
+    async def _give_up(
+        self, batch: StoredBatch, answer: PostAnswer
+    ) -> StoredBatch | None:
         """Turn a request's records into dead letters; delivery continues."""
         clock, kept = self._access.clock, self.dead_kept
         bury = partial(

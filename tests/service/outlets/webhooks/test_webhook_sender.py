@@ -22,7 +22,7 @@ from liveness.service.outlets.webhooks.sender import (
     MOST_BYTES,
     READ_BYTES,
     TRY_AGAIN,
-    Answer,
+    PostAnswer,
     WebhookSender,
 )
 from tests.helpers.parsing import Parsing
@@ -57,7 +57,7 @@ async def sender_to(
     yield WebhookSender("webhooks.mail", chosen, Clock(), turnstile or Turnstile())
 
 
-async def posted(url: str, **settings: Any) -> Answer:
+async def posted(url: str, **settings: Any) -> PostAnswer:
     async with sender_to(url, **settings) as sender:
         return await sender.post("msg_1", BODY)
 
@@ -219,7 +219,7 @@ async def test_of_several_answers_without_end_one_piece_is_parsed_in_a_pass(
 
 @pytest.mark.parametrize("status", [200, 299, 302, 400, 401, 404, 410, 422, 429, 503])
 def test_the_status_says_whether_a_record_is_accepted_or_refused(status: int) -> None:
-    answer = Answer(status, "")
+    answer = PostAnswer(status, "")
     assert answer.is_accepted == (status < 300)
     assert answer.is_refused == (400 <= status < 500 and status not in TRY_AGAIN)
 
