@@ -37,12 +37,6 @@ EMPTY_KEEPALIVE: Final = encode(["keepalive", []])  # keeps the promise; is not 
 class Client:
     """The state of a gateway's protocol: reports, records and timers.
 
-    Args:
-        name: The gateway's name.
-        timeout: The silence timeout of its users, in seconds; None for the sidecar's.
-        fresh: Whether the process starts without connections; None: unless
-            `adopt_older` is called before the first link.
-        first_conn: See `Reports`.
     Raises:
         ReportError: An argument that every sidecar would refuse.
     """
@@ -52,7 +46,8 @@ class Client:
         *,
         name: str,
         timeout: float | None,
-        fresh: bool | None,
+        fresh: bool
+        | None,  # None: unless `adopt_older` is called before the first link
         first_conn: int,
     ) -> None:
         self.name = name

@@ -42,22 +42,7 @@ class LinkState(StrEnum):
 
 
 class ReconnectingLink:
-    """A link to the sidecar that reconnects whenever it ends.
-
-    Attributes:
-        client: The protocol: makes frames to send, and handles received ones.
-        lock: Hold it to use the client, except for reports of connections, which only one
-            thread makes; see `SyncSidecar`.
-        clock: The event loop's clock, in seconds.
-        call_soon: Has the event loop call a function; from any thread.
-        changed: Set, and replaced, whenever frames were read, the state has changed or
-            `close` was called.
-        state: Whether there is a link, and if not, why.
-        refusals: How many links the sidecar has refused or ended with an error.
-        replacements: How often another process has taken the name.
-        error: With *strict*: why the link has ended for good; None if it has not.
-        is_closed: Whether `close` was called.
-    """
+    """A link to the sidecar that reconnects whenever it ends."""
 
     def __init__(
         self,
@@ -70,14 +55,19 @@ class ReconnectingLink:
         on_state: Callable[[LinkState], object] | None = None,
     ) -> None:
         self.client = client
+        # Hold it to use the client, except for reports of connections, which only one
+        # thread makes; see `SyncSidecar`.
         self.lock = Lock()
         self.clock = clock
-        self.call_soon = call_soon
+        self.call_soon = (
+            call_soon  # has the event loop call a function; from any thread
+        )
+        # Set, and replaced, when frames were read, the state has changed or at `close`.
         self.changed = anyio.Event()
         self.state = LinkState.CONNECTING
         self.refusals = 0
         self.replacements = 0
-        self.error: Refused | None = None
+        self.error: Refused | None = None  # if strict: why the link has ended for good
         self.is_closed = False
         self._dialer = Dialer(path, client.name, is_gateway=True, strict=strict)
         self._scope = anyio.CancelScope(shield=True)

@@ -16,11 +16,6 @@ class RecordLink:
     """The link on which a watch reads.
 
     The options are those of every hello; with a cursor if they have an `ack`.
-
-    Attributes:
-        since: When this link began, by the event loop's clock; infinity if there is none.
-        acked_at: When an ack was written, or this link began.
-        end: Why the last link ended, until that was logged.
     """
 
     def __init__(
@@ -29,9 +24,8 @@ class RecordLink:
         options: dict[str, Any],
         records: RecordBuffer,
     ) -> None:
-        self.since = inf
-        self.acked_at = -inf
-        self.end: LivenessError | None = None
+        self.acked_at = -inf  # when an ack was written, or this link began
+        self.end: LivenessError | None = None  # of the last link, until it was logged
         self._dialer = dialer
         self._options = options
         self._records = records
@@ -61,7 +55,7 @@ class RecordLink:
             link = await self._dialer.open(self._hello)
             if self._begin(link.welcome):
                 self._link, self._acked = link, (0,)
-                self.since = self.acked_at = anyio.current_time()
+                self.acked_at = anyio.current_time()
                 if self._damped is not None:
                     self._damped.linked()
                 return link
@@ -119,11 +113,11 @@ class RecordLink:
         try:
             await link.send(frame)
         except BaseException:  # a part of it may be written
-            self._link, self.since = None, inf
+            self._link = None
             await link.aclose()
             raise
 
     async def drop(self) -> None:
-        link, self._link, self.since = self._link, None, inf
+        link, self._link = self._link, None
         if link is not None:
             await link.aclose()

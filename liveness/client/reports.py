@@ -79,7 +79,6 @@ class Reports:
         self._logins: UidByConn = {}  # not sent yet, in order
         self._logouts: UidByConn = {}  # not sent yet
         self._unsent_logins: set[int] = set()  # opened, and not sent on any link
-        self._to_declare: list[int] = []  # logins to send again, newest first
         self._sent = SentReports()  # since the last ping
         self._awaiting_pong = SentReports()  # before the last ping
 
@@ -172,11 +171,11 @@ class Reports:
 
     @property
     def _has_conn_changes(self) -> bool:
-        return bool(self._logins or self._to_declare or self._logouts)
+        return bool(self._logins or self._logouts)
 
     @property
     def pending(self) -> int:
-        changes = len(self._logins) + len(self._to_declare) + len(self._logouts)
+        changes = len(self._logins) + len(self._logouts)
         activity = len(self.messages) + len(self.keepalives)
         return changes + activity + self.timer_requests.pending
 
@@ -201,16 +200,11 @@ class Reports:
         into the next one; activity of a connection that closes meanwhile is left out. Its
         login is not: a logout may follow that must not end the presence of its user.
 
-        Args:
-            now: By the clock of `login`.
-            since: When this link began. The first login of a connection that opened
-                later has no age: such logins arrive in order, so whenever the sidecar
-                reads them, the later one is the newer connection.
-            began: The offset from that clock to the host's CLOCK_MONOTONIC, for logins
-                to carry when their connections began. None: they do not.
-            with_activity: Whether to send activity too.
-            max_batch: Most uids in a frame.
-            max_frame_bytes: Most bytes in a frame.
+        *now* is by the clock of `login`, and *began* the offset from it to the host's
+        CLOCK_MONOTONIC, for logins to carry when their connections began. The first login
+        of a connection that opened after *since*, when this link began, has no age: such
+        logins arrive in order, so whenever the sidecar reads them, the later one is the
+        newer connection.
         """
         timer_frames = self.timer_requests.frames(now)
         logins, first_logins, logouts = self._next_changes()
@@ -259,11 +253,6 @@ class Reports:
             Logins; those of them that are sent for the first time; and if these are the
             last logins that wait, logouts.
         """
-        declared = self._to_declare[-MAX_CHANGES_PER_WRITE:]
-        del self._to_declare[-MAX_CHANGES_PER_WRITE:]
-        for conn in reversed(declared):
-            if conn in self.uids:
-                self._logins.setdefault(conn, self.uids[conn])
         logins = _pop_first(self._logins, MAX_CHANGES_PER_WRITE)
         for conn in logins:  # each counts as activity itself
             self.messages.pop(conn, None)
@@ -271,7 +260,7 @@ class Reports:
         first_logins = self._unsent_logins & logins.keys()
         self._unsent_logins -= first_logins
         logouts: UidByConn = {}
-        if not (self._logins or self._to_declare):
+        if not self._logins:
             logouts = _pop_first(self._logouts, MAX_CHANGES_PER_WRITE - len(logins))
         self._sent.changes |= logins | logouts
         return logins, first_logins, logouts
@@ -328,7 +317,7 @@ class Reports:
 
     def declare(self) -> None:
         """Send the logins of all open connections again."""
-        self._to_declare = list(reversed(self.uids))
+        self._logins = dict(self.uids)
 
     # --- checks ---------------------------------------------------------------------
 

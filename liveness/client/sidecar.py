@@ -1,19 +1,5 @@
 """What a gateway in Python uses to report connections, and to learn which have ended.
 
-    async with liveness.connect(path, name="gw-1") as sidecar:
-        sidecar.login("ada", conn=1)
-        sidecar.keepalive("ada", conn=1)
-        async for end in sidecar.ended():
-            close_connection(end.uid, end.conn)
-
-The same link carries timers. A gateway asks for them, and does the work when they fire:
-
-    @sidecar.task("remind:")
-    async def remind(timer):
-        await write_to(timer.payload)
-
-    sidecar.after("remind:ada", 24 * 3600, "ada")
-
 It runs under trio and asyncio; `liveness.client.sync` is for programs without an event
 loop. Reporting is a plain call that never waits: it notes the report, and
 `ReconnectingLink` sends it. `liveness.client.protocol` decides what is sent, and what the

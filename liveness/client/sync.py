@@ -1,10 +1,5 @@
 """The client library for programs without an event loop: it runs in a background thread.
 
-    with liveness.connect_sync(path, name="gw-1") as sidecar:
-        sidecar.login("ada", conn=1)
-        for end in sidecar.ended():
-            close_connection(end.uid, end.conn)
-
 The caller's thread notes reports, under a lock; everything else runs in the other one.
 """
 

@@ -1,9 +1,5 @@
 """Reading for programs without an event loop: it runs in a background thread.
 
-    with liveness.watch_sync(name="mailer", kinds=["offline"]) as watch:
-        for record in watch:
-            send_mail(record["uid"])
-
 The caller's thread takes records that have arrived. The other one connects, reads,
 acknowledges and asks.
 """

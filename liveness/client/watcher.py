@@ -1,19 +1,11 @@
 """What a program in Python uses to read who comes and goes, and to ask who is online.
 
-    async for record in liveness.watch(name="mailer", kinds=["offline"]):
-        await send_mail(record["uid"])
+There is no task in the background: a `Watch` connects, reads and acknowledges while the
+program waits for the next record, and holds at most what one read brought. So a slow
+program holds up nothing but itself; what it has not read is in the sidecar's log.
 
-    async with liveness.watch() as watch:
-        online = await watch.online(["ada", "bob"])
-
-It runs under trio and asyncio; `liveness.client.sync_watch` is for programs without an
-event loop. There is no task in the background: a `Watch` connects, reads and acknowledges
-while the program waits for the next record, and holds at most what one read brought. So a
-slow program holds up nothing but itself; what it has not read is in the sidecar's log.
-
-The sidecar delivers a record until it is acknowledged. A `Watch` keeps its position, the
-log's id and the `seq` of the last record that arrived, over its links, and leaves out what
-comes again.
+The sidecar delivers a record until it is acknowledged. A `Watch` keeps its position over
+its links, and leaves out what comes again.
 """
 
 import os
@@ -276,11 +268,6 @@ class Watch(AsyncIterator[RecordMap]):
     def is_closed(self) -> bool:
         """Whether `aclose` was called."""
         return self._is_closed
-
-    @property
-    def linked_at(self) -> float:
-        """When this link began, by the event loop's clock; infinity if there is none."""
-        return self._link.since
 
     async def connected(self) -> None:
         """Wait until there is a link. No record is read.

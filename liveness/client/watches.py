@@ -1,9 +1,5 @@
 """`liveness.watch` and `liveness.watch_sync`: the records of one sidecar, or of all hosts.
 
-    async with liveness.watch(cluster="redis://redis:6379") as watch:
-        async for event in watch:
-            print(event.kind, event.as_map())
-
 A watch of the cluster reads Redis itself, and needs no sidecar beside it. coredis is
 imported when it connects.
 """

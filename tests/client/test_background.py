@@ -12,7 +12,7 @@ ASYNC_ONLY = {"aclose"}
 # Of the parts that classes for threads are made of.
 OWN = {
     "Sidecar": {"ended", "timers"},
-    "Watch": {"batches", "is_closed", "linked_at", "take"},
+    "Watch": {"batches", "is_closed", "take"},
     "ClusterWatch": {"batches", "finish", "has_event", "is_closed", "take"},
 }
 

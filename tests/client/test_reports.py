@@ -141,7 +141,7 @@ login ada 3, logout ada 1, login ada 4, logout ada 3, login ada 5, logout ada 4 
 login ada 3, write, logout ada 1, login ada 4, lost, logout ada 3 \
 -> login ada 4, logout ada 1, logout ada 3
 login ada 3, logout ada 1, login ada 4, write, logout ada 3, lost, declare \
--> login ada 4, login bob 2, logout ada 3, logout ada 1
+-> login bob 2, login ada 4, logout ada 3, logout ada 1
 login eve -, write, login eve -, logout eve - -> logout eve 1000
 """
 

@@ -5,7 +5,6 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -489,7 +488,7 @@ class _Reader:
             self._has_ended.set()
 
     async def is_reading(self) -> None:
-        await self._rig.until(lambda: self._watch.linked_at < inf)
+        await self._rig.until(lambda: self._watch._link._link is not None)
 
     async def crash(self) -> None:
         """End as if it were killed."""
