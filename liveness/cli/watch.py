@@ -13,7 +13,7 @@ from cyclopts import CycloptsError, Parameter
 
 from liveness.cli.options import Json, Kinds, Socket, as_written, declared, number
 from liveness.client.dialer import LinkLost
-from liveness.client.record_buffer import LOG
+from liveness.client.record_link import LOG
 from liveness.client.watcher import Watch
 from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.config.cluster import ClusterSettings

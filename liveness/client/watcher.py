@@ -37,7 +37,6 @@ from liveness.client.question_link import (
     Sessions,
     Whereabouts,
 )
-from liveness.client.record_buffer import RecordBuffer
 from liveness.client.record_link import RecordLink
 from liveness.client.sidecar_frames import wrong_form
 from liveness.core.records import SESSION_KINDS, Uid
@@ -130,10 +129,9 @@ class Watch(AsyncIterator[RecordMap]):
             pause_between=pause_between,
         )
         self._dialer = new_dialer(self._name)
-        self._records = RecordBuffer(
-            after, log, has_cursor=has_cursor, damped=damped, say=self._dialer.say
+        self._link = RecordLink(
+            self._dialer, options, after=after, log=log, damped=damped
         )
-        self._link = RecordLink(self._dialer, options, self._records)
         self._questions, self._anywhere = (
             Questions(
                 new_dialer(f"questions of {self._name}"), scope, anywhere=anywhere
@@ -164,17 +162,17 @@ class Watch(AsyncIterator[RecordMap]):
 
     async def _next_batch(self) -> Batch:
         await self._ready()
-        return self._records.take_all()
+        return self._link.take_all()
 
     def take(self) -> RecordMap | None:
         """Return the next record if it has arrived; finish the last one. Do not wait."""
-        return None if self._is_closed else self._records.take()
+        return None if self._is_closed else self._link.take()
 
     async def _ready(self) -> None:
         """Finish what was given to the loop; wait until a record is at hand."""
         with self._guard:
             await checkpoint()
-            self._records.finish()
+            self._link.finish()
             if self._is_closed:
                 raise StopAsyncIteration
             with anyio.CancelScope() as self._cancel_scope:
@@ -184,10 +182,10 @@ class Watch(AsyncIterator[RecordMap]):
 
     async def _arrived(self) -> None:
         """Wait until a record is at hand; acknowledge what is finished."""
-        records, link = self._records, self._link
-        if not records or anyio.current_time() - link.acked_at >= ACK_EVERY_S:
+        link = self._link
+        if link.is_empty or anyio.current_time() - link.acked_at >= ACK_EVERY_S:
             await link.acknowledge()
-        while not records:
+        while link.is_empty:
             current = await link.opened()
             # On a new link, what the one before may have lost.
             await link.acknowledge()
@@ -205,7 +203,7 @@ class Watch(AsyncIterator[RecordMap]):
         if damped is None:
             self._read(await link.next_frame())
         elif damped.has_settled:
-            self._records.add(damped.settle())
+            self._link.add(damped.settle())
         elif damped.must_ask_again:
             await self._link.send(link, ["ping", damped.ask()])
         else:
@@ -222,8 +220,7 @@ class Watch(AsyncIterator[RecordMap]):
                 if self._damped is not None:
                     self._damped.arrives()
                 try:
-                    if self._records.arrived(records):
-                        self._link.repeated()
+                    self._link.arrived(records)
                 except (TypeError, KeyError):
                     raise wrong_form(frame) from None
             case ("pong", ping, *_) if self._damped is not None:
@@ -239,7 +236,7 @@ class Watch(AsyncIterator[RecordMap]):
     @property
     def log(self) -> str | None:
         """The id of the log that the last record is from; None before the first link."""
-        return self._records.known_log
+        return self._link.known_log
 
     @property
     def position(self) -> int | None:
@@ -252,7 +249,7 @@ class Watch(AsyncIterator[RecordMap]):
         records come again. It is None if there is nothing to store: before the first
         link, and while what follows begins with another log.
         """
-        return self._records.given_position
+        return self._link.given_position
 
     @property
     def damping(self) -> DampingCounts:

@@ -16,7 +16,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from liveness.client.record_buffer import LOG
+from liveness.client.record_link import LOG
 from liveness.client.watcher import Watch
 from tests.service.http.reading import reading
 from tests.service.rig import Caller, Rig, VirtualWallClock, running

@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from liveness.client.record_buffer import LOG
+from liveness.client.record_link import LOG
 from liveness.client.watcher import Watch
 from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.cluster.events import ClusterEvent, Listed
