@@ -20,6 +20,7 @@ from liveness.client.iterators import LinkIterator
 from liveness.client.reconnecting_link import LinkState
 from liveness.client.sidecar import Sidecar, SidecarCalls, client_of, new_link
 from liveness.client.task_runner import F, TaskRunner, is_async, running
+from liveness.core.records import Uid
 from liveness.errors import ReportError
 
 __all__ = ["SyncSidecar", "connect_sync"]
@@ -54,14 +55,25 @@ class SyncSidecar(SidecarCalls, Threaded):
         self._sidecar = sidecar
 
     login = locked(SidecarCalls.login)
-    keepalive = locked(SidecarCalls.keepalive)
-    message = locked(SidecarCalls.message)
     logout = locked(SidecarCalls.logout)
     new_conn = locked(SidecarCalls.new_conn)
     stats = locked(SidecarCalls.stats)
     connected = waits(Sidecar.connected)
     resume = waits(Sidecar.resume)
     flush = waits(Sidecar.flush)
+
+    # Called for every message of a user: so without the cost of `locked`.
+    def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report activity; see `Sidecar.keepalive`."""
+        self._check()
+        with self._lock:
+            SidecarCalls.keepalive(self, uid, conn=conn)
+
+    def message(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report a message; see `Sidecar.message`."""
+        self._check()
+        with self._lock:
+            SidecarCalls.message(self, uid, conn=conn)
 
     def timers(self) -> Iterator[Timer]:
         """Iterate over the timers that fire and have no task; see `Sidecar.timers`."""
