@@ -29,7 +29,6 @@ from liveness.service.engine.engine import Engine, ask_cluster, run_turns
 from liveness.service.engine.orderly_stop import OrderlyStop
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.bearer import Token
-from liveness.service.http.cluster_api import ClusterApi
 from liveness.service.http.event_stream import Streams
 from liveness.service.http.feed_api import FeedApi
 from liveness.service.http.gateways_api import GatewaysApi
@@ -216,8 +215,8 @@ class SidecarService:
                 spools=self._spools,
                 counts=self.counts,
                 wall_ms=self._clock.wall_ms,
+                questions=self._cluster_questions,
             ),
-            ClusterApi(self._cluster_questions),
             WebhooksApi(
                 [] if self.outlets is None else self.outlets.webhooks,
                 None if self.outlets is None else self.outlets.store,

@@ -196,14 +196,9 @@ class Summaries:
     def summary(self) -> dict[str, Any]:
         """The state at this moment."""
         now, log_writer, parts = self.now(), self._log_writer, self._parts
-        wheel, attended, guard = (
-            parts.presence.wheel,
-            parts.attended,
-            parts.firing.guard,
-        )
+        wheel, attended = parts.presence.wheel, parts.attended
         sample, why = self._sample(now), self._why_not_ready()
-        gateways = self._gateways()
-        storms = storms_shown([] if guard is None else guard.storms(attended.now))
+        oldest = self._before(sample, KEPT_S)
         return {
             "at": sample.at,
             "utc_offset_s": utc_offset_s(sample.at),
@@ -227,22 +222,23 @@ class Summaries:
             "distinct_users": now.distinct_users,
             "rates": _rates(self._before(sample, RATES_S), sample),
             "second": _rates(self._before(sample, EVERY_S), sample),
-            "lateness": self._quantiles(sample),
-            "total": _since_start(sample),
+            "lateness": {
+                "promise_s": PROMISE_S,
+                "over_s": round(sample.mono - oldest.mono, 3),
+                **_lateness(sample, oldest),
+            },
+            "total": {
+                **sample.totals,
+                "moved": sample.moved,
+                "lateness": _lateness(sample),
+            },
             "early": now.early,
             "held": now.held,
-            "storms": storms["storms"],
-            "storms_more": storms["more"],
+            **self._storms(),
             "links": now.links,
             "stalled": self._stalled(),
             **self._troubles(),
-            "gateways": [
-                self._gateway(gateway)
-                for gateway in nlargest(
-                    MOST_GATEWAYS, gateways, key=lambda it: it.users
-                )
-            ],
-            "gateways_more": max(0, len(gateways) - MOST_GATEWAYS),
+            **self._gateways_shown(),
             "unattended_s": round(now.unattended_s, 3),
             "log_pending": now.log_pending,
             "log_bytes": now.log_bytes,
@@ -251,6 +247,12 @@ class Summaries:
             "cluster": None if now.cluster is None else now.cluster.as_map(),
             "outlets": [outlet.as_map() for outlet in now.outlets],
         }
+
+    def _storms(self) -> dict[str, Any]:
+        guard = self._parts.firing.guard
+        storms = [] if guard is None else guard.storms(self._parts.attended.now)
+        shown = storms_shown(storms)
+        return {"storms": shown["storms"], "storms_more": shown["more"]}
 
     def _stalled(self) -> list[dict[str, Any]]:
         """The readers that take no more records, those stalled longest first."""
@@ -276,17 +278,27 @@ class Summaries:
             "link_troubles_forgotten": troubles.forgotten,
         }
 
-    def _gateway(self, gateway: GatewayState) -> dict[str, Any]:
+    def _gateways_shown(self) -> dict[str, Any]:
+        """The gateways with most users, and how many others there are."""
+        gateways, parts = self._gateways(), self._parts
         return {
-            "name": gateway.name,
-            "users": gateway.users,
-            "linked": gateway.is_linked,
-            "unacked": self._parts.registry.unacked(gateway.name),
-            "due": self._parts.presence.wheel.due(gateway.number),
-            "timeout": gateway.timeout or self._parts.gateways.timeout,
-            "interval": gateway.cadence.interval,
-            "ping": gateway.ping,
-            "mutes": gateway.mutes,
+            "gateways": [
+                {
+                    "name": gateway.name,
+                    "users": gateway.users,
+                    "linked": gateway.is_linked,
+                    "unacked": parts.registry.unacked(gateway.name),
+                    "due": parts.presence.wheel.due(gateway.number),
+                    "timeout": gateway.timeout or parts.gateways.timeout,
+                    "interval": gateway.cadence.interval,
+                    "ping": gateway.ping,
+                    "mutes": gateway.mutes,
+                }
+                for gateway in nlargest(
+                    MOST_GATEWAYS, gateways, key=lambda it: it.users
+                )
+            ],
+            "gateways_more": max(0, len(gateways) - MOST_GATEWAYS),
         }
 
     def _sample(self, now: Now) -> _Sample:
@@ -313,17 +325,6 @@ class Summaries:
         old_enough = (old for old in reversed(self._samples) if old.mono <= since)
         return next(old_enough, self._samples[0] if self._samples else sample)
 
-    def _quantiles(self, sample: _Sample) -> dict[str, Any]:
-        before = self._before(sample, KEPT_S)
-        return {
-            "promise_s": PROMISE_S,
-            "over_s": round(sample.mono - before.mono, 3),
-            **{
-                stage: _quantiles(_buckets(counts, before.lateness[stage]))
-                for stage, counts in sample.lateness.items()
-            },
-        }
-
 
 def _buckets(
     counts: CumulativeCounts, before: CumulativeCounts = ()
@@ -341,14 +342,11 @@ def _quantiles(buckets: list[tuple[float, float]]) -> dict[str, float | None]:
     }
 
 
-def _since_start(sample: _Sample) -> dict[str, Any]:
+def _lateness(sample: _Sample, before: _Sample | None = None) -> dict[str, Any]:
+    """The quantiles of each stage, since *before* or since the start."""
     return {
-        **sample.totals,
-        "moved": sample.moved,
-        "lateness": {
-            stage: _quantiles(_buckets(counts))
-            for stage, counts in sample.lateness.items()
-        },
+        stage: _quantiles(_buckets(counts, before.lateness[stage] if before else ()))
+        for stage, counts in sample.lateness.items()
     }
 
 

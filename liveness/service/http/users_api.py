@@ -1,8 +1,11 @@
 """Users over HTTP: everyone who is online, or why one user is online or offline.
 
-    GET /v1/users                a line of JSON for each user online
-    GET /v1/users/{uid}?limit=   one user: the session, the newest records, one sentence
-    POST /v1/where               {"uids": [...]}: the online ones, and their gateways
+    GET  /v1/users                 a line of JSON for each user online
+    GET  /v1/users/{uid}?limit=    one user: the session, the newest records, one sentence
+    POST /v1/where                 {"uids": [...]}: the online ones, and their gateways
+    GET  /v1/cluster/users/{uid}   one user: on which hosts it is online
+    POST /v1/cluster/where         {"uids": [...]}: the ones online on any host
+    GET  /v1/cluster/hosts         the hosts, and when each was last heard
 
 The last line of the list has no `uid`. It has the `seq` at which the list is true, and from
 which the feed continues; a list without it is incomplete. The list is one read of the
@@ -12,15 +15,18 @@ SQLite formats a thousand lines a statement, in a thread, without the GIL.
 For one user the log is searched backwards, in one thread for each listener: requests at one
 listener wait for each other, not for those at the other, and the engine waits for none. A
 search ends after `SEARCH_S`, found or not; `liveness history` searches the whole log.
+
+The answers about all hosts are from Redis, which has this host's own users a moment later.
 """
 
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import trio
@@ -28,6 +34,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from liveness.cluster.format import Place
+from liveness.cluster.questions import ClusterQuestions, Unanswered
 from liveness.core.records import Uid, identity
 from liveness.core.server import ServerParts
 from liveness.core.wire.uids import bad_uid_text, is_natural
@@ -53,13 +61,16 @@ from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.spools import Spool, SpoolFull, Spools, TooLarge
 from liveness.text import json_line, json_ready, uid_of
 
+T = TypeVar("T")
+
 _USERS: Final = "/v1/users/"
+_CLUSTER_USERS: Final = "/v1/cluster/users/"
 # Most records in an answer. One has at most 1 KiB; a hundred answers may be in memory.
 MAX_RECORDS: Final = 100
 # Roughly the longest time of a search that does not find enough records.
 SEARCH_S: Final = 2.0
 WHERE: Final = "/v1/where"
-CLUSTER_WHERE: Final = "/v1/cluster/where"  # see `cluster_api`
+CLUSTER_WHERE: Final = "/v1/cluster/where"
 # Most uids of a request, and sessions in its answer: a page of a large chat, not all users.
 MOST_UIDS: Final = 10_000
 # Room for that many uids of 255 bytes without escapes.
@@ -71,7 +82,7 @@ _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
 class UsersApi:
-    """The routes of users."""
+    """The routes of users. *questions* are asked of the cluster, if there is one."""
 
     def __init__(
         self,
@@ -84,6 +95,7 @@ class UsersApi:
         spools: Spools,
         counts: Counts,
         wall_ms: Callable[[], int],
+        questions: ClusterQuestions | None,
     ) -> None:
         self._engine = engine
         self._presence, self._names = parts.presence, parts.names
@@ -94,6 +106,7 @@ class UsersApi:
             separator=parts.presence.device_separator,
         )
         self._wall_ms = wall_ms
+        self._questions = questions
         self._feed = feed
         self._streams = streams
         self._spools = spools
@@ -108,6 +121,9 @@ class UsersApi:
             ),
             route(WHERE, self._where, "POST"),
             route("/v1/users", self._list),
+            route(f"{_CLUSTER_USERS}{{uid:path}}", self._cluster_user),
+            route(CLUSTER_WHERE, self._cluster_where, "POST"),
+            route("/v1/cluster/hosts", self._hosts),
         ]
 
     async def _where(self, request: Request) -> Response:
@@ -219,6 +235,69 @@ class UsersApi:
             message = f"the users online cannot be read ({error}); "
             raise ApiError(503, f"{message}repair the disk, and ask again") from error
 
+    # --- the cluster
+
+    @property
+    def _cluster(self) -> ClusterQuestions:
+        if self._questions is None:
+            message = "there is no cluster: this sidecar has neither cluster.url nor "
+            raise ApiError(404, f"{message}cluster.nodes; ask /v1/users")
+        return self._questions
+
+    async def _cluster_user(self, request: Request) -> Response:
+        cluster = self._cluster
+        uid = uid_of_path(request, _CLUSTER_USERS)
+        query_of(request)
+        shown = [
+            _session(place) | ({"device": place.uid} if place.device else {})
+            for place in await _places(cluster, [uid])
+        ]
+        page = json_ready({"uid": uid}) | {"online": bool(shown), "hosts": shown}
+        return JSONResponse(page)
+
+    async def _cluster_where(self, request: Request) -> Response:
+        cluster = self._cluster
+        query_of(request)
+        lines = list[str]()
+        places = await _places(cluster, await uids_of_body(request))
+        for number, place in enumerate(places, 1):
+            if number % UIDS_A_STEP == 0:
+                await trio.lowlevel.checkpoint()
+            lines.append(json_line(json_ready({"uid": place.uid}) | _session(place)))
+        return json_text(f'{{"users":[{",".join(lines)}]}}')
+
+    async def _hosts(self, request: Request) -> Response:
+        cluster = self._cluster
+        query_of(request)
+        rows = await _answered(cluster.hosts())
+        shown = [row._asdict() | {"state": row.state.name.lower()} for row in rows]
+        return JSONResponse({"hosts": shown})
+
+
+async def _places(cluster: ClusterQuestions, uids: Iterable[Uid]) -> list[Place]:
+    places = await _answered(cluster.places(uids, limit=MOST_UIDS + 1))
+    if len(places) > MOST_UIDS:
+        message = f"these users have more than {MOST_UIDS} sessions"
+        raise ApiError(413, f"{message}; ask for fewer in one request")
+    return places
+
+
+async def _answered(answer: Awaitable[T]) -> T:
+    try:
+        return await answer
+    except Unanswered as error:
+        message = f"{error}; /v1/users has the users of this host"
+        raise ApiError(503, message) from error
+
+
+def _session(place: Place) -> dict[str, Any]:
+    return {
+        "host": place.host,
+        "gateway": place.gateway,
+        "session": place.session,
+        "since": place.since or None,
+    }
+
 
 async def uids_of_body(request: Request) -> list[Uid]:
     """The uids in the body, each user once.
@@ -228,21 +307,21 @@ async def uids_of_body(request: Request) -> list[Uid]:
     """
     raw = await request.body()
     # Before it is parsed: millions of small values would take a tenth of a second.
-    if _STRING.sub(b"", raw, count=MOST_UIDS + 1).count(b",") > MOST_UIDS:
-        raise _too_many_uids()
-    try:
-        # Converting long numbers takes quadratic time: 3 MiB of them a tenth of a second.
-        body = json.loads(raw.decode(), parse_int=lambda digits: int(digits[:20]))
-    except (ValueError, RecursionError):
-        body = None
-    given = body.get("uids") if isinstance(body, dict) and len(body) == 1 else None
-    if not isinstance(given, list):
-        message = (
-            'the body must be JSON with exactly this key: {"uids": [...]}, an array'
-        )
-        raise ApiError(400, f"{message} of strings and integers")
-    if len(given) > MOST_UIDS:
-        raise _too_many_uids()
+    count = _STRING.sub(b"", raw, count=MOST_UIDS + 1).count(b",")
+    body: Any = None
+    given: Any = None
+    if count <= MOST_UIDS:
+        with suppress(ValueError, RecursionError):
+            # Long numbers are cut: converting them takes quadratic time.
+            body = json.loads(raw.decode(), parse_int=lambda digits: int(digits[:20]))
+        given = body.get("uids") if isinstance(body, dict) and len(body) == 1 else None
+        if not isinstance(given, list):
+            message = 'the body must be JSON with exactly this key: {"uids": [...]}, '
+            raise ApiError(400, f"{message}an array of strings and integers")
+        count = len(given)
+    if count > MOST_UIDS:
+        message = f"the body has more than {MOST_UIDS} uids; ask in several requests"
+        raise ApiError(413, message)
     uids = dict[str, Uid]()
     for start in range(0, len(given), UIDS_A_STEP):
         await trio.lowlevel.checkpoint()
@@ -251,21 +330,12 @@ async def uids_of_body(request: Request) -> list[Uid]:
     return [*uids.values()]
 
 
-def _too_many_uids() -> ApiError:
-    message = f"the body has more than {MOST_UIDS} uids; ask in several requests"
-    return ApiError(413, message)
-
-
-def _checked_uids(given: Iterable[object], start: int) -> Iterable[Uid]:
+def _checked_uids(given: Iterable[Any], start: int) -> Iterable[Uid]:
     for index, uid in enumerate(given, start):
-        if is_natural(uid):
-            yield uid
-            continue
         try:
-            if isinstance(uid, str):
-                yield uid_of(uid)
-                continue
-            raise ValueError(bad_uid_text(uid))
+            if not isinstance(uid, str) and not is_natural(uid):
+                raise ValueError(bad_uid_text(uid))
+            yield uid_of(uid) if isinstance(uid, str) else uid
         except ValueError as error:
             raise ApiError(400, f"uids[{index}]: {error}") from None
 
