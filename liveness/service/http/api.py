@@ -68,13 +68,23 @@ def answering(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
-def route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
-    """A route whose endpoint may raise `ApiError`."""
-    return Route(path, answering(endpoint), methods=[method])
+def route(
+    path: str,
+    endpoint: Endpoint,
+    method: str = "GET",
+    limiter: trio.CapacityLimiter | None = None,
+) -> Route:
+    """A route whose endpoint may raise `ApiError`.
+
+    The limiter bounds how many of its answers are made, and then read, at a time.
+    """
+    if limiter is None:
+        return Route(path, answering(endpoint), methods=[method])
+    return Route(path, _Bounded(answering(endpoint), limiter), methods=[method])
 
 
-class BoundedPage:
-    """An endpoint with a limit on how many answers are made, and then read, at a time."""
+class _Bounded:
+    """An endpoint with a limit; its call returns once the client has read the answer."""
 
     def __init__(self, endpoint: Endpoint, limiter: trio.CapacityLimiter) -> None:
         self._endpoint = endpoint

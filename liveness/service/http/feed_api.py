@@ -28,13 +28,7 @@ from liveness.core.wire.uids import MAX_INTEGER
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
-from liveness.service.http.api import (
-    SUBSCRIPTION,
-    ApiError,
-    query_of,
-    route,
-    subscription_in,
-)
+from liveness.service.http import api
 from liveness.service.http.event_stream import (
     FEED,
     STOPPING,
@@ -61,7 +55,7 @@ _log = structlog.get_logger("http")
 
 
 class FeedApi:
-    """The route of the feed. At most *max_settling* offlines wait, in all its streams."""
+    """The api.route of the feed. At most *max_settling* offlines wait, in all its streams."""
 
     def __init__(
         self,
@@ -83,13 +77,13 @@ class FeedApi:
         self._damping = DampingCounts(max_settling)
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
-    def routes(self, *, may_change: bool) -> list[Route]:
-        return [route("/v1/feed", self._answer)]
+    def routes(self) -> list[Route]:
+        return [api.route("/v1/feed", self._answer)]
 
     async def _answer(self, request: Request) -> Response:
-        query = query_of(request, "after", "settle_s", *SUBSCRIPTION)
+        query = api.query_of(request, "after", "settle_s", *api.SUBSCRIPTION)
         after = query.pop("after", None)
-        settle_s, subscription = _settle_s(query), subscription_in(query)
+        settle_s, subscription = _settle_s(query), api.subscription_in(query)
         last_id = request.headers.get("last-event-id")
         position, is_new = self._start(after, last_id)
 
@@ -203,7 +197,7 @@ def _settle_s(query: dict[str, str]) -> float:
         seconds = float(text)
         if seconds <= MOST_SETTLE_S:
             return seconds
-    raise ApiError(
+    raise api.ApiError(
         400,
         f"settle_s is {text!r:.80} in the query; it must be a number of seconds, 0 to "
         f"{MOST_SETTLE_S:g}",
@@ -219,5 +213,7 @@ def _place(after: str, last_id: str | None) -> tuple[str | None, int]:
     found = _ID.fullmatch(text)
     if found is None:
         message = f"{name} is {text!r:.80}; it must be the id of an event, LOG:SEQ"
-        raise ApiError(400, f"{message}; after may be a seq, too, or 0 for all records")
+        raise api.ApiError(
+            400, f"{message}; after may be a seq, too, or 0 for all records"
+        )
     return found[1], int(found[2])

@@ -23,16 +23,7 @@ from liveness.core.records import GATEWAY
 from liveness.core.server import ServerParts
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
-from liveness.service.http.api import (
-    DEFAULT_LIMIT,
-    MAX_LIMIT,
-    ApiError,
-    body_of,
-    number_in,
-    query_of,
-    route,
-    written,
-)
+from liveness.service.http import api
 from liveness.service.http.summary import storms_shown
 from liveness.service.timers.state_writer import StateWriter
 
@@ -55,18 +46,17 @@ class GatewaysApi:
         self._log_writer = log_writer
         self._clock = clock
 
-    def routes(self, *, may_change: bool) -> list[Route]:
-        routes = [route("/v1/gateways", self._list), route("/v1/guard", self._storms)]
-        if may_change:
-            routes += [
-                route("/v1/gateways/forget", self._forget, "POST"),
-                route("/v1/guard/release", self._release, "POST"),
-            ]
-        return routes
+    def routes(self) -> list[Route]:
+        return [
+            api.route("/v1/gateways", self._list),
+            api.route("/v1/gateways/forget", self._forget, "POST"),
+            api.route("/v1/guard", self._storms),
+            api.route("/v1/guard/release", self._release, "POST"),
+        ]
 
     async def _list(self, request: Request) -> Response:
-        query = query_of(request, "role", "after", "limit")
-        limit = number_in(query, "limit", DEFAULT_LIMIT, MAX_LIMIT)
+        query = api.query_of(request, "role", "after", "limit")
+        limit = api.number_in(query, "limit", api.DEFAULT_LIMIT, api.MAX_LIMIT)
         role, after = query.get("role", GATEWAY), query.get("after", "")
         names = sorted(name for name in self._known(role) if name > after)
         page = names[:limit]
@@ -75,20 +65,20 @@ class GatewaysApi:
         return JSONResponse({"gateways": gateways, "next": next_after})
 
     async def _forget(self, request: Request) -> Response:
-        body = await body_of(request, "role", "name")
+        body = await api.body_of(request, "role", "name")
         role, name = body["role"], body["name"]
         subject = f"the {role} {name!r}"
         if name not in {*self._known(role)}:
             message = f"no {role} {name!r} is known: "
-            raise ApiError(
+            raise api.ApiError(
                 404, message + "`liveness gateways list` shows those that are"
             )
         reason = self._names.why_in_use(role, name)
         if reason is not None:
-            raise ApiError(409, f"{subject} {reason}")
+            raise api.ApiError(409, f"{subject} {reason}")
         forgotten = self._describe(role, name)
         self._engine.forget(role, name)
-        await written(
+        await api.written(
             self._log_writer, f"{subject} will be forgotten once the disk writes"
         )
         return JSONResponse(forgotten)
@@ -131,13 +121,13 @@ class GatewaysApi:
         return JSONResponse({"enabled": guard is not None, **storms_shown(storms)})
 
     async def _release(self, request: Request) -> Response:
-        body = await body_of(request, "gateway", or_none=True)
+        body = await api.body_of(request, "gateway", or_none=True)
         if self._guard is None:
             message = "the storm guard is off and holds nobody; to turn it on, set "
-            raise ApiError(409, message + "guard.enabled, and restart the sidecar")
+            raise api.ApiError(409, message + "guard.enabled, and restart the sidecar")
         name = body.get("gateway")
         released = self._engine.release(name)
         if name is not None and not released:
             message = f"no users of {name!r} are held by a storm; "
-            raise ApiError(404, message + "`liveness status` shows the storms")
+            raise api.ApiError(404, message + "`liveness status` shows the storms")
         return JSONResponse(storms_shown(released))

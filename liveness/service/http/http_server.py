@@ -8,6 +8,7 @@ start: an upgrade may replace them by those of another version.
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from mimetypes import guess_type
 from pathlib import Path
 from typing import Final, Protocol
@@ -42,7 +43,7 @@ from liveness.service.http.middleware import (
 )
 from liveness.service.http.pacing import SharedPages
 from liveness.service.http.summary import Summaries
-from liveness.service.http.users_api import CLUSTER_WHERE, WHERE, WHERE_BYTES
+from liveness.service.http.users_api import QUESTIONS, WHERE_BYTES
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
 
@@ -55,10 +56,9 @@ _log = structlog.get_logger("sidecar")
 
 
 class Api(Protocol):
-    """The routes of one topic."""
+    """The routes of one topic, for a listener."""
 
-    def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes for a listener; those that change something only if *may_change*."""
+    def routes(self) -> list[Route]: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -121,11 +121,13 @@ class HttpServer:
             Route("/healthz", _health("healthy", self.why_unhealthy)),
             Route("/readyz", _health("ready", self.why_not_ready)),
         ]
-        for api in self.apis:
-            routes += api.routes(may_change=door == "admin")
+        for route in chain.from_iterable(api.routes() for api in self.apis):
+            reads = route.methods == {"GET", "HEAD"} or route.path in QUESTIONS
+            if reads or door == "admin":
+                routes.append(route)
         checks: list[Check] = []
         if door == "http":
-            checks += [allow_hosts(http.names), read_only({WHERE, CLUSTER_WHERE})]
+            checks += [allow_hosts(http.names), read_only(QUESTIONS)]
             if self.token:
                 checks.append(self.token.check)
         return Middleware(
@@ -133,7 +135,7 @@ class HttpServer:
             checks,
             refused,
             max_body_bytes=http.max_body_bytes,
-            larger_bodies={WHERE: WHERE_BYTES, CLUSTER_WHERE: WHERE_BYTES},
+            larger_bodies=dict.fromkeys(QUESTIONS, WHERE_BYTES),
         )
 
     def _metrics(self) -> Endpoint:

@@ -25,13 +25,7 @@ from liveness.core.records import Logged, Subscription
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.threads import in_thread
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.http.api import (
-    SUBSCRIPTION,
-    json_text,
-    query_of,
-    route,
-    subscription_in,
-)
+from liveness.service.http import api
 from liveness.service.http.event_stream import (
     LIVE,
     Stream,
@@ -80,18 +74,18 @@ class LiveApi:
         # Records found in this second, by newest seq, first seq and subscription.
         self._found: dict[tuple[int, int, Subscription], tuple[str, int]] = {}
 
-    def routes(self, *, may_change: bool) -> list[Route]:
+    def routes(self) -> list[Route]:
         return [
-            route("/v1/wheel", self._wheel),
-            route("/v1/live", self._live),
+            api.route("/v1/wheel", self._wheel),
+            api.route("/v1/live", self._live),
         ]
 
     async def _wheel(self, request: Request) -> Response:
-        query_of(request)
-        return json_text(await self._shared.page(None))
+        api.query_of(request)
+        return api.json_text(await self._shared.page(None))
 
     async def _live(self, request: Request) -> Response:
-        subscription = subscription_in(query_of(request, *SUBSCRIPTION))
+        subscription = api.subscription_in(api.query_of(request, *api.SUBSCRIPTION))
 
         async def produce(stream: Stream) -> None:
             notify = stream.wake.notify

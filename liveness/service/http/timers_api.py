@@ -35,13 +35,11 @@ from liveness.service.http.api import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
     ApiError,
-    BoundedPage,
-    Endpoint,
-    answering,
     body_of,
     json_text,
     number_in,
     query_of,
+    route,
     written,
 )
 from liveness.service.storage.database import reading
@@ -93,27 +91,17 @@ class TimersApi:
             ),
         }
 
-    def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes for a listener; those that change something only if *may_change*."""
+    def routes(self) -> list[Route]:
         limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
-        routes = [
-            Route(path, BoundedPage(answering(page), limiter), methods=["GET"])
-            for path, page in (
-                ("/v1/timers", self._list),
-                ("/v1/timers/newest", self._newest),
-            )
-        ]
-        if may_change:
-            posts: dict[str, Endpoint] = {
-                name: partial(self._change, change)
+        return [
+            route("/v1/timers", self._list, limiter=limiter),
+            route("/v1/timers/newest", self._newest, limiter=limiter),
+            route("/v1/timers/cancel-damaged", self._cancel_damaged, "POST"),
+            *(
+                route(f"/v1/timers/{name}", partial(self._change, change), "POST")
                 for name, change in self._changes.items()
-            }
-            posts["cancel-damaged"] = self._cancel_damaged
-            routes += [
-                Route(f"/v1/timers/{name}", answering(endpoint), methods=["POST"])
-                for name, endpoint in posts.items()
-            ]
-        return routes
+            ),
+        ]
 
     async def _list(self, request: Request) -> Response:
         query = query_of(

@@ -44,14 +44,7 @@ from liveness.metrics.counts import Counts
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
-from liveness.service.http.api import (
-    ApiError,
-    json_text,
-    number_in,
-    query_of,
-    route,
-    uid_in,
-)
+from liveness.service.http import api
 from liveness.service.http.event_stream import USERS, Stream, Streams
 from liveness.service.storage import online_list
 from liveness.service.storage.database import reading
@@ -71,11 +64,13 @@ MAX_RECORDS: Final = 100
 SEARCH_S: Final = 2.0
 WHERE: Final = "/v1/where"
 CLUSTER_WHERE: Final = "/v1/cluster/where"
+# Asked by POST, for their long bodies; they change nothing.
+QUESTIONS: Final = frozenset({WHERE, CLUSTER_WHERE})
 # Most uids of a request, and sessions in its answer: a page of a large chat, not all users.
 MOST_UIDS: Final = 10_000
 # Room for that many uids of 255 bytes without escapes.
 WHERE_BYTES: Final = 3 * 1024 * 1024
-# Uids read, or rows written, between two turns of the event loop: about a millisecond.
+# Uids read, or rows api.written, between two turns of the event loop: about a millisecond.
 UIDS_A_STEP: Final = 500
 # A string in JSON, the last one perhaps without its end.
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
@@ -114,20 +109,20 @@ class UsersApi:
         # One list is read at a time: between two of them SQLite can reset the WAL.
         self._turn = trio.CapacityLimiter(1)
 
-    def routes(self, *, may_change: bool) -> list[Route]:
+    def routes(self) -> list[Route]:
         return [
-            route(
+            api.route(
                 f"{_USERS}{{uid:path}}", partial(self._user, trio.CapacityLimiter(1))
             ),
-            route(WHERE, self._where, "POST"),
-            route("/v1/users", self._list),
-            route(f"{_CLUSTER_USERS}{{uid:path}}", self._cluster_user),
-            route(CLUSTER_WHERE, self._cluster_where, "POST"),
-            route("/v1/cluster/hosts", self._hosts),
+            api.route(WHERE, self._where, "POST"),
+            api.route("/v1/users", self._list),
+            api.route(f"{_CLUSTER_USERS}{{uid:path}}", self._cluster_user),
+            api.route(CLUSTER_WHERE, self._cluster_where, "POST"),
+            api.route("/v1/cluster/hosts", self._hosts),
         ]
 
     async def _where(self, request: Request) -> Response:
-        query_of(request)
+        api.query_of(request)
         uids = await uids_of_body(request)
         # The answer has every decision up to here, and maybe some later ones.
         seq = self._log_writer.durable_seq
@@ -140,7 +135,7 @@ class UsersApi:
             found = self._presence.where(part, limit=left + 1)
             if len(found) > left:
                 message = f"these users have more than {MOST_UIDS} devices online"
-                raise ApiError(413, f"{message}; ask for fewer in one request")
+                raise api.ApiError(413, f"{message}; ask for fewer in one request")
             for number, (uid, gateway, session, conn) in enumerate(found, 1):
                 if number % UIDS_A_STEP == 0:  # one uid may have thousands of devices
                     await trio.lowlevel.checkpoint()
@@ -149,12 +144,12 @@ class UsersApi:
                     row["session"] = None  # as in `_user`
                 lines[json_line(json_ready(row))] = None
         users, log = ",".join(lines), self._log_writer.log
-        return json_text(f'{{"users":[{users}],"log":"{log}","seq":{seq}}}')
+        return api.json_text(f'{{"users":[{users}],"log":"{log}","seq":{seq}}}')
 
     async def _user(self, readers: trio.CapacityLimiter, request: Request) -> Response:
         uid = uid_of_path(request, _USERS)
-        query = query_of(request, "limit")
-        limit = number_in(query, "limit", RECORDS, MAX_RECORDS)
+        query = api.query_of(request, "limit")
+        limit = api.number_in(query, "limit", RECORDS, MAX_RECORDS)
         status = self._engine.status_of(uid)
         session = None if status is None else status.session
         try:
@@ -172,7 +167,7 @@ class UsersApi:
             message = (
                 f"the log cannot be read ({error}); repair the disk, and ask again"
             )
-            raise ApiError(503, message) from error
+            raise api.ApiError(503, message) from error
         # Read it again: the session may have ended or begun while the log was read.
         status = self._engine.status_of(uid)
         if status is not None and status.session != session:
@@ -207,7 +202,7 @@ class UsersApi:
         return UserDevices(user, identity(user) == identity(uid), online, shown)
 
     async def _list(self, request: Request) -> Response:
-        query_of(request)
+        api.query_of(request)
         media = "application/x-ndjson"
         return Stream(self._streams, USERS, self._send_users, media)
 
@@ -230,10 +225,12 @@ class UsersApi:
             )
         except (SpoolFull, TooLarge) as error:
             self._counts.limits_met["limits.max_spool_bytes"] += 1
-            raise ApiError(503, str(error)) from error
+            raise api.ApiError(503, str(error)) from error
         except (sqlite3.Error, OSError) as error:
             message = f"the users online cannot be read ({error}); "
-            raise ApiError(503, f"{message}repair the disk, and ask again") from error
+            raise api.ApiError(
+                503, f"{message}repair the disk, and ask again"
+            ) from error
 
     # --- the cluster
 
@@ -241,13 +238,13 @@ class UsersApi:
     def _cluster(self) -> ClusterQuestions:
         if self._questions is None:
             message = "there is no cluster: this sidecar has neither cluster.url nor "
-            raise ApiError(404, f"{message}cluster.nodes; ask /v1/users")
+            raise api.ApiError(404, f"{message}cluster.nodes; ask /v1/users")
         return self._questions
 
     async def _cluster_user(self, request: Request) -> Response:
         cluster = self._cluster
         uid = uid_of_path(request, _CLUSTER_USERS)
-        query_of(request)
+        api.query_of(request)
         shown = [
             _session(place) | ({"device": place.uid} if place.device else {})
             for place in await _places(cluster, [uid])
@@ -257,18 +254,18 @@ class UsersApi:
 
     async def _cluster_where(self, request: Request) -> Response:
         cluster = self._cluster
-        query_of(request)
+        api.query_of(request)
         lines = list[str]()
         places = await _places(cluster, await uids_of_body(request))
         for number, place in enumerate(places, 1):
             if number % UIDS_A_STEP == 0:
                 await trio.lowlevel.checkpoint()
             lines.append(json_line(json_ready({"uid": place.uid}) | _session(place)))
-        return json_text(f'{{"users":[{",".join(lines)}]}}')
+        return api.json_text(f'{{"users":[{",".join(lines)}]}}')
 
     async def _hosts(self, request: Request) -> Response:
         cluster = self._cluster
-        query_of(request)
+        api.query_of(request)
         rows = await _answered(cluster.hosts())
         shown = [row._asdict() | {"state": row.state.name.lower()} for row in rows]
         return JSONResponse({"hosts": shown})
@@ -278,7 +275,7 @@ async def _places(cluster: ClusterQuestions, uids: Iterable[Uid]) -> list[Place]
     places = await _answered(cluster.places(uids, limit=MOST_UIDS + 1))
     if len(places) > MOST_UIDS:
         message = f"these users have more than {MOST_UIDS} sessions"
-        raise ApiError(413, f"{message}; ask for fewer in one request")
+        raise api.ApiError(413, f"{message}; ask for fewer in one request")
     return places
 
 
@@ -287,7 +284,7 @@ async def _answered(answer: Awaitable[T]) -> T:
         return await answer
     except Unanswered as error:
         message = f"{error}; /v1/users has the users of this host"
-        raise ApiError(503, message) from error
+        raise api.ApiError(503, message) from error
 
 
 def _session(place: Place) -> dict[str, Any]:
@@ -317,11 +314,11 @@ async def uids_of_body(request: Request) -> list[Uid]:
         given = body.get("uids") if isinstance(body, dict) and len(body) == 1 else None
         if not isinstance(given, list):
             message = 'the body must be JSON with exactly this key: {"uids": [...]}, '
-            raise ApiError(400, f"{message}an array of strings and integers")
+            raise api.ApiError(400, f"{message}an array of strings and integers")
         count = len(given)
     if count > MOST_UIDS:
         message = f"the body has more than {MOST_UIDS} uids; ask in several requests"
-        raise ApiError(413, message)
+        raise api.ApiError(413, message)
     uids = dict[str, Uid]()
     for start in range(0, len(given), UIDS_A_STEP):
         await trio.lowlevel.checkpoint()
@@ -337,7 +334,7 @@ def _checked_uids(given: Iterable[Any], start: int) -> Iterable[Uid]:
                 raise ValueError(bad_uid_text(uid))
             yield uid_of(uid) if isinstance(uid, str) else uid
         except ValueError as error:
-            raise ApiError(400, f"uids[{index}]: {error}") from None
+            raise api.ApiError(400, f"uids[{index}]: {error}") from None
 
 
 def uid_of_path(request: Request, prefix: str) -> Uid:
@@ -348,8 +345,8 @@ def uid_of_path(request: Request, prefix: str) -> Uid:
     """
     name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(prefix.encode())
     try:
-        return uid_in(name.decode())
+        return api.uid_in(name.decode())
     except UnicodeDecodeError:
         message = f"{name!r:.80} is no uid: it is not UTF-8; "
         message += "write each byte of its UTF-8 as %XX"
-        raise ApiError(400, message) from None
+        raise api.ApiError(400, message) from None

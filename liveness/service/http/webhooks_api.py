@@ -23,17 +23,7 @@ from starlette.routing import Route
 from liveness.core.records import KINDS
 from liveness.core.wire.uids import MAX_INTEGER
 from liveness.errors import LivenessError
-from liveness.service.http.api import (
-    DEFAULT_LIMIT,
-    MAX_LIMIT,
-    ApiError,
-    BoundedPage,
-    answering,
-    body_of,
-    json_text,
-    number_in,
-    query_of,
-)
+from liveness.service.http import api
 from liveness.service.outlets.common.outlet_store import OutletStore
 from liveness.service.outlets.webhooks import batch_store
 from liveness.service.outlets.webhooks.batch_store import DeadLetter
@@ -63,34 +53,25 @@ class WebhooksApi:
             webhook.name.removeprefix(_KIND): webhook for webhook in webhooks
         }
 
-    def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes for a listener; those that change something only if *may_change*."""
+    def routes(self) -> list[Route]:
         limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
-        dead = BoundedPage(answering(self._dead), limiter)
-        routes = [
-            Route("/v1/webhooks", answering(self._list), methods=["GET"]),
-            Route("/v1/webhooks/dead", dead, methods=["GET"]),
+        return [
+            api.route("/v1/webhooks", self._list),
+            api.route("/v1/webhooks/dead", self._dead, limiter=limiter),
+            api.route("/v1/webhooks/test", self._test, "POST"),
+            api.route("/v1/webhooks/retry", self._retry, "POST"),
+            api.route("/v1/webhooks/drop", self._drop, "POST"),
         ]
-        if may_change:
-            routes += [
-                Route(f"/v1/webhooks/{name}", answering(endpoint), methods=["POST"])
-                for name, endpoint in (
-                    ("test", self._test),
-                    ("retry", self._retry),
-                    ("drop", self._drop),
-                )
-            ]
-        return routes
 
     async def _list(self, request: Request) -> Response:
-        query_of(request)
+        api.query_of(request)
         shown = [_shown(name, webhook) for name, webhook in self._webhooks.items()]
         return JSONResponse({"webhooks": shown})
 
     async def _dead(self, request: Request) -> Response:
-        query = query_of(request, "webhook", "before", "limit")
-        limit = number_in(query, "limit", DEFAULT_LIMIT, MAX_LIMIT)
-        before = number_in(query, "before", MAX_INTEGER, MAX_INTEGER)
+        query = api.query_of(request, "webhook", "before", "limit")
+        limit = api.number_in(query, "limit", api.DEFAULT_LIMIT, api.MAX_LIMIT)
+        before = api.number_in(query, "before", MAX_INTEGER, MAX_INTEGER)
         name = query.get("webhook")
         outlet = None if name is None else _KIND + name
         page = list[tuple[str, DeadLetter]]()
@@ -107,17 +88,17 @@ class WebhooksApi:
         has_more = len(page) > limit
         shown = ", ".join(_letter(*row) for row in page[:limit])
         following = json.dumps(str(page[limit - 1][1].number) if has_more else None)
-        return json_text(f'{{"dead": [{shown}], "next": {following}}}')
+        return api.json_text(f'{{"dead": [{shown}], "next": {following}}}')
 
     async def _test(self, request: Request) -> Response:
-        name = (await body_of(request, "webhook"))["webhook"]
+        name = (await api.body_of(request, "webhook"))["webhook"]
         answer = await _answered(self._named(name).send_test())
         return JSONResponse({"webhook": name, **_result(answer)})
 
     async def _retry(self, request: Request) -> Response:
-        body = await body_of(request, "webhook", optional=["after"])
+        body = await api.body_of(request, "webhook", optional=["after"])
         webhook = self._named(name := body["webhook"])
-        after = number_in(body, "after", 0, MAX_INTEGER, where="body")
+        after = api.number_in(body, "after", 0, MAX_INTEGER, where="body")
         found = await _answered(webhook.retry_next(after))
         letter = None if found is None else {"id": found[0], **_result(found[1])}
         return JSONResponse(
@@ -125,7 +106,7 @@ class WebhooksApi:
         )
 
     async def _drop(self, request: Request) -> Response:
-        name = (await body_of(request, "webhook"))["webhook"]
+        name = (await api.body_of(request, "webhook"))["webhook"]
         deleted = await _answered(self._named(name).drop())
         return JSONResponse({"webhook": name, "deleted": deleted})
 
@@ -135,7 +116,7 @@ class WebhooksApi:
             known = "there are " + ", ".join(sorted(self._webhooks))
             if not self._webhooks:
                 known = "the settings have no [webhooks.NAME]"
-            raise ApiError(404, f"there is no webhook {name!r:.80}; {known}")
+            raise api.ApiError(404, f"there is no webhook {name!r:.80}; {known}")
         return found
 
 
@@ -143,7 +124,7 @@ async def _answered(call: Awaitable[T]) -> T:
     try:
         return await call
     except (OSError, sqlite3.Error, LivenessError) as error:
-        raise ApiError(503, str(error)) from error
+        raise api.ApiError(503, str(error)) from error
 
 
 def _shown(name: str, webhook: "WebhookOutlet") -> dict[str, Any]:

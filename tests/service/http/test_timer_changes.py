@@ -38,8 +38,8 @@ class Unread:
 
 async def test_a_few_pages_are_read_at_a_time_and_others_wait(rig: Rig) -> None:
     pages = TimersApi(rig.engine, rig.sidecar.scheduler, rig.log_writer, clock=Clock())
-    unread = Unread(Starlette(routes=pages.routes(may_change=False)))
-    others = Starlette(routes=pages.routes(may_change=True))
+    unread = Unread(Starlette(routes=pages.routes()))
+    others = Starlette(routes=pages.routes())
     answers: list[int] = []
 
     async def one(path: str) -> None:
@@ -69,7 +69,7 @@ async def test_a_damaged_timer_is_shown_and_ended_by_its_number(rig: Rig) -> Non
     pages = Starlette(
         routes=TimersApi(
             rig.engine, rig.sidecar.scheduler, rig.log_writer, clock=Clock()
-        ).routes(may_change=True)
+        ).routes()
     )
 
     async def asked(path: str, **body: str) -> Answer:
