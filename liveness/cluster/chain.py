@@ -217,7 +217,6 @@ class Chain:
         return [entry_of(self.partition, *entry) for entry in found]
 
     def _follow(self) -> _Steps:
-        """Deliver a page of new records."""
         newest = _name_of(*(yield _NEWEST))
         # Nothing is there: Redis was emptied, and no host has come back yet.
         self.is_caught_up = newest in ("", self.name)
@@ -312,8 +311,7 @@ class Chain:
     def _read_list(self) -> _Steps:
         self.is_caught_up = False
         meta = yield _EVERYTHING
-        if not meta or (self._may_wait and not self._is_settled(meta)):
-            self._wait()
+        if self._must_wait(self._is_settled(meta)) or not meta:
             return
         listing = self._list = _List(meta)
         cursor = 0
@@ -327,15 +325,13 @@ class Chain:
         self._end_list()
 
     def _end_list(self) -> None:
-        """Deliver the list if it is true now."""
         listing = self._list
         if listing is None or listing.end is None:
             return
         if version_of(listing.end) > self.version:
             return
         self._list = None
-        if self._may_wait and not listing.is_settled:  # a host began to list since
-            self._wait()
+        if self._must_wait(listing.is_settled):  # a host began to list since
             return
         # Otherwise that version is of another chain: list again.
         is_doubtful = listing.is_doubtful or listing.unproven
@@ -344,14 +340,13 @@ class Chain:
             places = list(listing.places.values())
             self._emit(Listed(self.partition, self.version, places, listing.is_settled))
 
-    @property
-    def _may_wait(self) -> bool:
+    def _must_wait(self, is_settled: bool) -> bool:
         """Whether a list waits for hosts that are not ready."""
         waited_s = self._now - self._wanted_at
-        return waited_s < MOST_WAIT * self._lease_s
-
-    def _wait(self) -> None:
+        if is_settled or waited_s >= MOST_WAIT * self._lease_s:
+            return False
         self._list_at = self._now + self._lease_s / 10
+        return True
 
     def _is_settled(self, meta: Fields) -> bool:
         """Whether the hosts have listed their sessions.
@@ -365,13 +360,10 @@ class Chain:
         hosts = [host_of(value) for name, value in meta.items() if name[:1] == b"h"]
         if any(host.state is HostState.ASSERTING for host in hosts):
             return False
-        beats = [host.beat for host in hosts]
-        lease_us = self._lease_s * 1_000_000
         assert self._began_at is not None
-        return (
-            max(beats, default=0) - born >= lease_us
-            or self._now - self._began_at >= self._lease_s
-        )
+        known_us = max((host.beat for host in hosts), default=0) - born
+        known_s = max(known_us / 1e6, self._now - self._began_at)
+        return known_s >= self._lease_s
 
 
 def _name_of(version: bytes | None, token: bytes | None) -> str:
@@ -379,7 +371,6 @@ def _name_of(version: bytes | None, token: bytes | None) -> str:
 
 
 def _hosts_of(meta: Fields) -> dict[int, str]:
-    """The host of each incarnation."""
     return {
         int(name[1:]): value.partition(b"\n")[0].decode()
         for name, value in meta.items()

@@ -193,7 +193,8 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
             self._troubles.check()
             await self._begun()
             assert self._turns is not None
-            is_idle = await self._turns.read(self._own_redis)
+            assert self._redis is not None
+            is_idle = await self._turns.read(self._redis)
             self._troubles.check()
             if is_idle:
                 await anyio.sleep(self._turns.pause_s)
@@ -255,20 +256,14 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         is_record = isinstance(event, ClusterRecord)
         return not (is_record and self._kinds) or event.kind in self._kinds
 
-    @property
-    def _own_redis(self) -> Redis:
-        if self._redis is None:
-            raise ReportError("a watch of a cluster is used with `async with`")
-        return self._redis
-
     # --- questions --------------------------------------------------------------------
 
     async def _ask(self, question: Callable[[Redis], Awaitable[R]]) -> R:
-        """Ask until there is an answer."""
         while not self._is_closed:
-            redis = self._own_redis
+            if self._redis is None:
+                raise ReportError("a watch of a cluster is used with `async with`")
             try:
-                answer = await question(redis)
+                answer = await question(self._redis)
             except (CallError, ValueError) as error:
                 self._troubles.failed(error)
             else:
@@ -302,14 +297,12 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         )
 
     async def online(self, users: Uid | Iterable[Uid]) -> set[Uid]:
-        """Ask which of these users are online on any host; see `where`."""
         asked = [users] if isinstance(users, str | int) else list(users)
         found = await self.where(asked)
         named = {identity(uid) for place in found for uid in (place.user, place.uid)}
         return {uid for uid in asked if identity(uid) in named}
 
     async def hosts(self) -> list[HostRow]:
-        """Ask for the hosts; see `where`."""
         terms = await self._begun()
         return await self._ask(lambda redis: hosts(redis, terms.partitions))
 

@@ -67,7 +67,6 @@ class Redis:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to any server."""
         return any(server.is_connected for server in self._servers.values())
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
@@ -144,7 +143,6 @@ class Redis:
         return int(found[0]), _pairs(found[1]), version
 
     async def users(self, partition: int) -> int:
-        """How many users are online in a partition."""
         key = self._keys_of(partition).users
         count: int = await self._send(partition, b"HLEN", key)
         return count

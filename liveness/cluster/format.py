@@ -44,13 +44,11 @@ class PartitionKeys(NamedTuple):
 
 
 def keys_of(prefix: str, partition: int) -> PartitionKeys:
-    """The keys of a partition."""
     tag = f"{prefix}:{{{partition}}}"
     return PartitionKeys(f"{tag}:m", f"{tag}:u", f"{tag}:s")
 
 
 def field_of(user: Uid) -> bytes:
-    """The field of a user: its text."""
     return identity(user).encode()
 
 
@@ -69,25 +67,18 @@ def session_bytes(
 ) -> bytes:
     """One session of a user.
 
-    Args:
-        incarnation: Identifies the host, and its assertion, to which it belongs.
-        session: Its seq in the log of that host.
-        since_ms: Unix milliseconds by Redis' clock.
-        gateway: UTF-8, at most 255 bytes.
-        device: The part of the uid after the user; empty for a user without devices.
+    *incarnation* is of its host; *session* is its seq in the log there; *since_ms* is by
+    Redis' clock; *device* follows the user in the uid.
     """
-    head = _SESSION.pack(
-        incarnation,
+    number, since, sizes = (
         session.to_bytes(6),
         since_ms.to_bytes(6),
-        len(gateway),
-        len(device),
+        map(len, (gateway, device)),
     )
-    return head + gateway + device
+    return _SESSION.pack(incarnation, number, since, *sizes) + gateway + device
 
 
 def ending_bytes(session: int) -> bytes:
-    """The bytes that end a session, in place of `session_bytes`."""
     return session.to_bytes(6)
 
 
@@ -109,24 +100,20 @@ def sessions_of(value: bytes) -> Iterator[StoredSession]:
     """
     at = 0
     while at < len(value):
-        try:
-            incarnation, session, since, gateway, device = _SESSION.unpack_from(
-                value, at
-            )
-        except struct.error as error:
-            raise ValueError(f"not the bytes of sessions: {value!r}") from error
-        at += _SESSION.size
-        end = at + gateway + device
-        if end > len(value):
+        begin = at + _SESSION.size
+        if begin > len(value):
+            raise ValueError(f"not the bytes of sessions: {value!r}")
+        incarnation, session, since, gateway, device = _SESSION.unpack_from(value, at)
+        middle, at = begin + gateway, begin + gateway + device
+        if at > len(value):
             raise ValueError(f"not the bytes of sessions: {value!r}")
         yield StoredSession(
             incarnation,
             int.from_bytes(session),
             int.from_bytes(since),
-            value[at : at + gateway].decode(),
-            value[at + gateway : end].decode(),
+            value[begin:middle].decode(),
+            value[middle:at].decode(),
         )
-        at = end
 
 
 class HostState(IntEnum):
@@ -158,23 +145,11 @@ def host_of(value: bytes) -> StoredHost:
     Raises:
         ValueError: The bytes are not those of a host.
     """
-    try:
-        fields = map(int, _HOST.unpack_from(value))
-        epoch, incarnation, state, last, sessions, current, total, beat, nonce = fields
-    except struct.error as error:
-        raise ValueError(f"not the bytes of a host: {value!r}") from error
-    return StoredHost(
-        epoch,
-        incarnation,
-        HostState(state),
-        last,
-        sessions,
-        current,
-        total,
-        beat,
-        nonce,
-        value[_HOST.size :].decode(),
-    )
+    if len(value) < _HOST.size:
+        raise ValueError(f"not the bytes of a host: {value!r}")
+    epoch, incarnation, state, *numbers = map(int, _HOST.unpack_from(value))
+    log = value[_HOST.size :].decode()
+    return StoredHost(epoch, incarnation, HostState(state), *numbers, log)  # type: ignore[call-arg, arg-type]
 
 
 class Place(NamedTuple):
@@ -190,7 +165,7 @@ class Place(NamedTuple):
 
     @property
     def uid(self) -> Uid:
-        """The uid that the host's gateways use."""
+        """The uid that the gateways of the host use."""
         return f"{self.user}{self.device}" if self.device else self.user
 
 
@@ -203,7 +178,6 @@ def place_of(
     reason: str = "",
     device: str = "",
 ) -> Place:
-    """A place from its stored fields."""
     if not gateway.startswith(INTEGER):
         return Place(user, host, gateway, session, since, reason, device)
     return Place(int(user), host, gateway[1:], session, since, reason, device)
@@ -230,7 +204,6 @@ class ClusterRecord(NamedTuple):
 
     @property
     def user(self) -> Uid:
-        """The user that it concerns."""
         return self.place.user
 
     @property

@@ -33,16 +33,9 @@ if TYPE_CHECKING:
     from liveness.cluster.transport import RedisConnection
 
 Kind: TypeAlias = Literal[
-    "timeout",
-    "connection",
-    "readonly",
-    "memory",
-    "moving",
-    "auth",
-    "permission",
-    "loading",
-    "other",
-]
+    "timeout", "connection", "readonly", "memory", "moving",
+    "auth", "permission", "loading", "other",
+]  # fmt: skip
 Word: TypeAlias = str | int | bytes
 
 # Kinds of errors of a server, by the class in coredis, or by the first word.
@@ -155,14 +148,10 @@ class RedisNode:
         asking: bool = False,
         then: Sequence[bytes] = (),
     ) -> Any:
-        """Send a command; return its answer.
+        """Send a command, whose name has one or two words; return its answer.
 
-        Args:
-            command: Its name, of one or two words.
-            words: Its arguments.
-            asking: Whether to send ASKING first, as another node redirected us here.
-            then: A second command, sent together with it, so that both run on the same
-                server and next to each other; both answers are returned.
+        *asking*: send ASKING first, as another node redirected us here. *then* is a second
+        command, which runs on the same server and next to it; both answers are returned.
 
         Raises:
             CallError: There was no answer within the timeout, or it is an error.
@@ -260,14 +249,9 @@ class RedisNode:
 
 
 def _origin(error: BaseException) -> BaseException:
-    """The first cause of an error."""
-    while True:
-        if isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        elif error.__cause__ is not None:
-            error = error.__cause__
-        else:
-            return error
+    if isinstance(error, BaseExceptionGroup):
+        return _origin(error.exceptions[0])
+    return error if error.__cause__ is None else _origin(error.__cause__)
 
 
 # --- preconditions and credentials ------------------------------------------------------
@@ -294,7 +278,6 @@ def check_start(settings: ClusterSettings) -> None:
 def _credentials(
     settings: ClusterSettings,
 ) -> tuple[str | None, ssl.SSLContext | None]:
-    """The current password, and the TLS context with the current certificates."""
     return read_credential(settings), tls_context(settings)
 
 

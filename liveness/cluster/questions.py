@@ -5,7 +5,7 @@ hash of its partition. It takes `QUESTION_S` at most, whatever Redis does.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
@@ -65,9 +65,8 @@ async def places_of(
     """The sessions of these users on all hosts, each once, and no more than *limit*.
 
     The name of a user stands for all of its devices; an empty separator: there are none.
+    They are in the order of the users, the newest of a user first.
 
-    Returns:
-        The sessions in the order of the users, the newest of a user first.
     Raises:
         CallError: Redis did not answer.
         ValueError: Its answer is of another form.
@@ -107,26 +106,16 @@ async def places_of(
 
 def _place(row: Any) -> Place:
     try:
-        field, host, gateway, session, since, device = row
-        return place_of(
-            field.decode(),
-            host.decode(),
-            gateway.decode(),
-            int(session),
-            int(since),
-            device=device.decode(),
-        )
+        *names, session, since, device = row
+        user, host, gateway = (name.decode() for name in names)
+        numbers = int(session), int(since)
+        return place_of(user, host, gateway, *numbers, device=device.decode())
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"not a session: {row!r:.200}") from error
 
 
 async def hosts(redis: Redis, partitions: int) -> list[HostRow]:
-    """All hosts, by name.
-
-    Raises:
-        CallError: Redis did not answer.
-        ValueError: Its answer is of another form.
-    """
+    """All hosts, by name; raises as `places_of`."""
     known = defaultdict[str, list[tuple[StoredHost, int]]](list)
 
     async def ask(partition: int) -> None:
@@ -156,9 +145,9 @@ async def hosts(redis: Redis, partitions: int) -> list[HostRow]:
 
 async def _each(ask: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
     """Ask for each item, some at once; the first error ends all."""
-    failures = list[CallError | ValueError]()
+    failures, left = list[CallError | ValueError](), iter(items)
 
-    async def ask_some(left: Iterator[T]) -> None:
+    async def ask_some() -> None:
         try:
             for item in left:
                 await ask(item)
@@ -166,10 +155,9 @@ async def _each(ask: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None
             failures.append(error)
             group.cancel_scope.cancel()
 
-    left = iter(items)
     async with anyio.create_task_group() as group:
         for _ in range(CALLS_AT_ONCE):
-            group.start_soon(ask_some, left)
+            group.start_soon(ask_some)
     if failures:
         raise failures[0]
 
@@ -184,7 +172,6 @@ class ClusterQuestions:
         self._separator = separator
 
     async def places(self, uids: Iterable[Uid], *, limit: int) -> list[Place]:
-        """As `places_of`."""
         return await self._in_time(
             places_of(
                 self._redis,
@@ -196,7 +183,6 @@ class ClusterQuestions:
         )
 
     async def hosts(self) -> list[HostRow]:
-        """All hosts, by name."""
         return await self._in_time(hosts(self._redis, self._partitions))
 
     async def _in_time(self, answer: Awaitable[T]) -> T:

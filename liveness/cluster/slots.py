@@ -46,24 +46,15 @@ class SlotMap:
 
     @property
     def nodes(self) -> set[Address]:
-        """All known nodes."""
         return {*self._nodes, *self._seeds}
 
     async def masters(self) -> set[Address]:
-        """The masters that have slots.
-
-        Raises:
-            CallError: No node answers.
-        """
+        """The masters that have slots."""
         await self._refresh()
         return {address for _, _, address in self._ranges}
 
     async def master_of(self, partition: int) -> Address:
-        """The master of a partition.
-
-        Raises:
-            CallError: No node answers, or no master has its slot.
-        """
+        """The master of a partition; a `CallError` if there is none, or no answer."""
         await self._refresh()
         slot = slot_of(partition)
         for first, last, address in self._ranges:

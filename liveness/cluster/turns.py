@@ -29,13 +29,9 @@ Take = Callable[[Chain, list[Delivery]], int]
 
 
 class Troubles:
-    """Failures of Redis: raised, or reported once.
+    """Failures of Redis, at *server*: raised, or reported once.
 
-    Args:
-        server: Where Redis is, for a person.
-        strict: Whether to raise: before the first answer all, later only permanent
-            failures.
-        report_line: Called with each line otherwise.
+    *strict*: raise before the first answer all, later only permanent failures.
     """
 
     def __init__(
@@ -60,7 +56,6 @@ class Troubles:
             self._failing.add(number)
 
     def succeeded(self, number: int | None = None) -> None:
-        """Note an answer."""
         self._has_answer = True
         if self._failing:
             self._failing.discard(number)
@@ -68,7 +63,6 @@ class Troubles:
                 self._report_line(f"{self._server} answers again: reading on")
 
     def check(self) -> None:
-        """Raise the error, if there is one."""
         if self._error is not None:
             raise self._error
 
@@ -110,7 +104,6 @@ class Turns:
         return is_idle
 
     async def _read(self, redis: Redis, chain: Chain) -> list[Delivery]:
-        """Read a partition until it has events, or is caught up."""
         found = list[Delivery]()
         try:
             while not found:

@@ -23,7 +23,7 @@
 #define N 3
 
 #define BEAT 2
-#define QUIET 6
+#define QUIET 3
 #define GAP 4       /* first tick at which contact was lost for more than a quarter */
 #define LEASE 12
 #define AGAIN 4     /* a replaced process asks again */
@@ -88,7 +88,6 @@
 typedef Host {
   byte st; byte epoch; byte nonce; byte inc; byte last; byte beat; byte age;
   byte log;
-  bit before;   /* its beat is of before the clock jumped ahead */
   byte s[2];    /* its sessions: the incarnation of each; 0: none */
   byte owned;   /* how many of them it has by its own count */
   byte reaped   /* its incarnations that were lost, as bits: what the assertions know */
@@ -155,12 +154,7 @@ hidden byte qn[N];             /* look: beats of quiet hosts */
 #ifdef NO_WATCH       /* Redis' clock alone says who is lost */
 #define WATCH 0
 #else
-#define WATCH 6
-#endif
-#ifdef NO_WHOLE       /* a host is watched for as long if Redis' clock says nothing of it */
-#define WATCH_LONG WATCH
-#else
-#define WATCH_LONG (WATCH * 2)
+#define WATCH LEASE
 #endif
 #ifdef NO_CONTACT     /* a fence is sent after a gap in contact */
 #define LOST_CONTACT false
@@ -231,7 +225,7 @@ inline note_beat() {
   v = 1;
   do :: REF(q.n) -> v++ :: else -> break od;
   HN.beat = v;
-  HN.age = 0; HN.before = 0; v = 0; a_beat = HN.beat
+  HN.age = 0; v = 0; a_beat = HN.beat
 }
 
 /* The host writes a session: it must not be of an incarnation that was reaped. (d) */
@@ -389,7 +383,7 @@ inline f_reap() {
   }
 }
 inline forget_host(x_) {
-  x_.st = NONE; x_.epoch = 0; x_.nonce = 0; x_.inc = 0; x_.last = 0; x_.beat = 0; x_.age = 0; x_.before = 0; x_.log = 0; x_.owned = 0
+  x_.st = NONE; x_.epoch = 0; x_.nonce = 0; x_.inc = 0; x_.last = 0; x_.beat = 0; x_.age = 0; x_.log = 0; x_.owned = 0
 }
 
 inline execute() {
@@ -566,11 +560,7 @@ inline take_look() {
   if
   :: word == OK ->
      for (k : 0 .. N - 1) {
-       if :: qn[k] && PT.sb[k] != qn[k] -> PT.sb[k] = qn[k];
-          if
-          :: R[cp].clock == BACK || R[cp].d.h[k].before -> PT.st[k] = WATCH_LONG
-          :: else -> PT.st[k] = WATCH
-          fi
+       if :: qn[k] && PT.sb[k] != qn[k] -> PT.sb[k] = qn[k]; PT.st[k] = WATCH
           :: else fi
      }
      PT.reap = a_stale
@@ -625,7 +615,7 @@ inline turn() {
 #define NOBODY(a, b) (R[b].d.h[a].st == NONE && !R[b].d.h[a].s[0] && !R[b].d.h[a].s[1])
 
 /* It follows and suspects nobody, or with that clock everybody, but for longer than it watches. */
-#define IS_QUIET(part, b) (part.mode == FOLLOWING && part.heard && part.contact <= 1 && !part.reap && (R[b].clock == BACK -> peace > WATCH_LONG + GAP : !part.sb[0] && !part.sb[1] && !part.sb[2]))
+#define IS_QUIET(part, b) (part.mode == FOLLOWING && part.heard && part.contact <= 1 && !part.reap && (R[b].clock == BACK -> peace > WATCH + GAP : !part.sb[0] && !part.sb[1] && !part.sb[2]))
 
 /* Peace: no more faults. Within bounded time all is as it should be. */
 inline judge() {
@@ -722,13 +712,13 @@ inline tick() {
 
 inline copy_host(a, b) {
   b.st = a.st; b.epoch = a.epoch; b.nonce = a.nonce; b.inc = a.inc; b.last = a.last;
-  b.beat = a.beat; b.age = a.age; b.before = a.before; b.log = a.log; b.s[0] = a.s[0]; b.s[1] = a.s[1]; b.owned = a.owned; b.reaped = a.reaped
+  b.beat = a.beat; b.age = a.age; b.log = a.log; b.s[0] = a.s[0]; b.s[1] = a.s[1]; b.owned = a.owned; b.reaped = a.reaped
 }
 inline zero_host(b) { forget_host(b); b.s[0] = 0; b.s[1] = 0; b.reaped = 0 }
 
 /* By Redis' clock every host was quiet for long. */
 inline jump_ahead() {
-  for (k : 0 .. N - 1) { if :: R[0].d.h[k].st -> R[0].d.h[k].age = QUIET; R[0].d.h[k].before = 1 :: else fi };
+  for (k : 0 .. N - 1) { if :: R[0].d.h[k].st -> R[0].d.h[k].age = QUIET :: else fi };
   order = 1; k = 0
 }
 

@@ -64,11 +64,6 @@ WORLDS: Final[dict[str, dict[str, int]]] = {
 MUTANTS: Final[list[tuple[dict[str, int], str, str]]] = [
     ({"NO_CONTACT": 1}, "an outage, with a clock set back before", "fnd"),
     ({"NO_WATCH": 1}, "an outage, with a clock set back before", "fnd"),
-    (
-        {"NO_WHOLE": 1},
-        "a lost call, a short lease, a clock set back before",
-        "fnd",
-    ),
     ({"NO_HEARD": 1}, "a failover", "fnd"),
     ({"NO_BEHIND": 1}, "a failover, with a clock set back before", "fnd"),
     ({"NO_CALLER": 1}, "a lost answer", "owned"),
@@ -80,7 +75,6 @@ MUTANTS: Final[list[tuple[dict[str, int], str, str]]] = [
     ({"NO_REPLACED": 1}, "two processes of a name", "q.take==255"),
     ({"WAIT": 10}, "a lost call, a short lease", "fnd"),
     ({"WAIT": 11}, "a lost call, a short lease, a clock set back before", "fnd"),
-    ({"NO_WHOLE": 1}, "a lost call and a jump ahead", "fnd"),
     ({"WAIT": 11}, "a lost call and a jump ahead", "fnd"),
 ]
 # These reach all that can be reached, and are small.

@@ -29,8 +29,8 @@ from liveness.lab.common.promises import NO_PROMISE, Breach
 # From a decision of a sidecar until every reader of the cluster has it: the disk, the
 # linger, a call, and the pause between two reads take half a second on a busy machine.
 PUBLISH_S: Final = 1.0
-# The others notice a lost host after half a lease of silence and half a lease of waiting,
-# each up to a sixth late; then they end its sessions.
+# The others notice a lost host after a quarter of a lease of silence, some of it late, and a
+# lease of waiting; then they end its sessions.
 LOST_LEASES: Final = 2.0
 
 

@@ -22,7 +22,6 @@ from liveness.cluster.format import (
     sessions_of,
 )
 from liveness.core.records import ONLINE
-from liveness.service.outlets.cluster.partition_clock import CLOCK_SHARE
 from liveness.service.outlets.cluster.session_changes import Call
 from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.virtual_functions import virtual_functions
@@ -183,7 +182,7 @@ class World:
     def _check_fenced(self, partition: int, name: bytes) -> None:
         """It was not heard for a lease, whatever a clock says."""
         silent_s = self.now - self._heard[partition].get(name, -inf)
-        if silent_s < (1 - CLOCK_SHARE) * self.plan.lease_s:
+        if silent_s < self.plan.lease_s - 1e-3:
             self.faults_found.append(f"{name!r} is fenced after {silent_s:.1f} s")
 
     def _check_reaped(self, partition: int) -> None:

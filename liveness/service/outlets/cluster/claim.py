@@ -27,7 +27,6 @@ class Claim:
         self._rival: tuple[int, float] | None = None  # another's beat, and since when
 
     def begin(self, now: float) -> Call:
-        """The call that claims the name."""
         host = self._host
         host.epoch += 1
         self._epoch = host.epoch
@@ -59,7 +58,6 @@ class Claim:
         return 0
 
     def granted(self, incarnation: int, nonce: int) -> None:
-        """The name is ours."""
         host = self._host
         host.is_stopped, host.why_refused = False, ""
         host.nonce = max(host.nonce, nonce)
@@ -109,5 +107,4 @@ class Claim:
 
 
 def text_of(value: bytes | str) -> str:
-    """A word of an answer."""
     return value if isinstance(value, str) else value.decode(errors="replace")

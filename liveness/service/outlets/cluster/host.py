@@ -8,7 +8,7 @@ holds none of the others up, neither then nor while it catches up.
 from collections.abc import Callable, Iterable
 
 from liveness.cluster.format import field_of, gateway_of, partition_of
-from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
+from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record, Uid
 from liveness.core.wheel.devices import user_of
 from liveness.service.outlets.cluster.host_state import HostIdentity
 from liveness.service.outlets.cluster.partition import Mode, Partition
@@ -87,17 +87,9 @@ class ClusterHost:
 
     def change_of(self, record: Record, at: int) -> Change:
         """What a record of the log means for the cluster; *at* as `Change.at`."""
-        user = record.user
-        return Change(
-            record.seq,
-            field_of(user),
-            _device(record.uid, user),
-            record.session,
-            gateway_of(record.gateway, record.uid),
-            at,
-            record.reason,
-            record.kind == OFFLINE,
-        )
+        place = record.uid, record.user, record.gateway, record.session
+        is_end = record.kind == OFFLINE
+        return _change(record.seq, *place, at, record.reason, has_ended=is_end)
 
     # --- a list of all sessions ------------------------------------------------
 
@@ -110,17 +102,9 @@ class ClusterHost:
         *offset_ms* makes `Change.at` of Unix milliseconds.
         """
         user = user_of(row.uid, self._separator) if self._separator else row.uid
-        field = field_of(user)
-        change = Change(
-            0,
-            field,
-            _device(row.uid, user),
-            row.session,
-            gateway_of(row.gateway, row.uid),
-            row.start_ms + offset_ms,
-            "resync",
-        )
-        return partition_of(field, len(self.partitions)), change
+        at = row.start_ms + offset_ms
+        change = _change(0, row.uid, user, row.gateway, row.session, at, "resync")
+        return partition_of(change.field, len(self.partitions)), change
 
     # --- how it is ------------------------------------------------------------
 
@@ -130,15 +114,24 @@ class ClusterHost:
 
     @property
     def users(self) -> int:
-        """Users online on any host, as far as the last answers said."""
         return sum(part.users for part in self.partitions)
 
 
-def _device(uid: str | int, user: str | int) -> str:
-    """What follows the user in a uid: the separator and the device, or nothing."""
-    if isinstance(uid, int) or isinstance(user, int) or uid == user:
-        return ""
-    return uid[len(user) :]
+def _change(
+    seq: int,
+    uid: Uid,
+    user: Uid,
+    gateway: str,
+    session: int,
+    at: int,
+    reason: str,
+    *,
+    has_ended: bool = False,
+) -> Change:
+    # What follows the user in a uid: the separator and the device, or nothing.
+    device = uid[len(user) :] if isinstance(uid, str) and isinstance(user, str) else ""
+    stored = gateway_of(gateway, uid)
+    return Change(seq, field_of(user), device, session, stored, at, reason, has_ended)
 
 
 def _count(part: Partition, record: Record) -> None:

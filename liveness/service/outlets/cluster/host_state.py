@@ -61,7 +61,6 @@ class HostIdentity:
 
     @property
     def beat_s(self) -> float:
-        """The pause between two beats."""
         return self.lease_s / 6
 
     @property

@@ -4,10 +4,9 @@ It looks for quiet hosts (`look`), declares them lost (`fence`), and ends sessio
 host (`reap`).
 
 Redis' clock alone declares nobody lost: after an outage, or if that clock jumps, every host
-looks quiet. So a host that was quiet for half a lease by Redis' clock is then watched for
-half a lease of our own time, with contact to Redis all along. If that clock was set since the
-host was heard, or we do not know whether it was, we watch for a whole lease. The call that
-fences the host fails if its beat moved.
+looks quiet. So a host that was quiet for a quarter of a lease by Redis' clock is then watched
+for a whole lease of our own time, with contact to Redis all along. The call that fences the
+host fails if its beat moved.
 """
 
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ from liveness.service.outlets.cluster.host_state import HostIdentity
 from liveness.service.outlets.cluster.partition_clock import PartitionClock
 from liveness.service.outlets.cluster.session_changes import Call
 
-Suspect = tuple[bytes, int, int]  # host, epoch, and its newest beat
-
 
 class HostWatch:
     """These duties of one partition that follows the log."""
@@ -28,8 +25,8 @@ class HostWatch:
         self._number = number
         self._host = host
         self._clock = clock
-        # The hosts that we watch: epoch, beat, since when we watch, and until when.
-        self._suspects: dict[bytes, tuple[int, int, float, float]] = {}
+        # The hosts that we watch, in order: epoch, beat, and until when.
+        self._suspects: dict[bytes, tuple[int, int, float]] = {}
         self._fenced = b""  # the host of the `fence` under way
         self._look_at = 0.0
         self._reap_at = inf
@@ -45,23 +42,11 @@ class HostWatch:
         """What was observed of the other hosts proves nothing."""
         self._suspects.clear()
 
-    def suspect(
-        self, host: bytes, epoch: int, beat: int, now: float, *, is_quiet: bool
-    ) -> None:
-        """Watch a host from now on, unless we do already.
-
-        *is_quiet*: it was quiet for half a lease by Redis' clock, which was not set since.
-        """
-        if self._suspects.get(host, ())[:2] == (epoch, beat):
-            return
-        lease_s = self._host.lease_s
-        until = now + (lease_s / 2 if is_quiet else lease_s)
-        self._suspects[host] = epoch, beat, now, until
-
-    def distrust_clock(self) -> None:
-        """Redis' clock was set: only what we have watched ourselves counts."""
-        for host, (epoch, beat, since, _) in self._suspects.items():
-            self._suspects[host] = epoch, beat, since, since + self._host.lease_s
+    def suspect(self, host: bytes, epoch: int, beat: int, now: float) -> None:
+        """Watch a quiet host from now on, unless we do already."""
+        if self._suspects.get(host, ())[:2] != (epoch, beat):
+            self._suspects.pop(host, None)
+            self._suspects[host] = epoch, beat, now + self._host.lease_s
 
     def beat(self, before: int, beat: int, look_age: int, now: float) -> None:
         """Note our beats, the one before and the newest, and when any host looked."""
@@ -75,36 +60,28 @@ class HostWatch:
     @property
     def fence_at(self) -> float:
         """When the next one was watched for long enough; infinity if there is none."""
-        return min((until for *_, until in self._suspects.values()), default=inf)
+        return next((until for *_, until in self._suspects.values()), inf)
 
     @property
     def next_at(self) -> float:
-        """When the next call is due."""
         return min(self.fence_at, self._look_at, self._reap_at)
 
     def next_call(self, now: float) -> Call:
-        """The call that is due first."""
         host, at = self._host, self.next_at
         if at == self.fence_at:
-            suspect = self.take_suspect()
-            self._fenced = suspect[0]
+            self._fenced = next(iter(self._suspects))
+            epoch, beat, _ = self._suspects.pop(self._fenced)
+            suspect = self._fenced, epoch, beat
             return Call("fence", [host.name, self._own_beat, *suspect])
         if at == self._look_at:
             self._look_at = now + host.look_s
-            times = host.lease_s / 2, host.look_s, host.keep_s
+            times = host.lease_s / 4, host.look_s, host.keep_s
             return Call("look", [host.name, *(round(it * 1e6) for it in times)])
         self._reap_at = host.reap_turn(now)
         floor, token = self._clock.floor(now), host.token()
         return Call("reap", [self._cursor, host.reap_users, floor, token])
 
-    def take_suspect(self) -> Suspect:
-        """Remove and return the one that is due first."""
-        host = min(self._suspects, key=lambda name: self._suspects[name][3])
-        epoch, beat, *_ = self._suspects.pop(host)
-        return host, epoch, beat
-
     def looked(self, word: str, answer: Sequence[Any], now: float) -> None:
-        """Take the answer to `look`."""
         if word in ("ok", "later"):
             is_ours = answer[-1] == round(self._host.lease_s * 1e6)
             self._host.other_lease_s = 0.0 if is_ours else answer[-1] / 1e6
@@ -112,13 +89,10 @@ class HostWatch:
             return
         _, stale, quiets, _ = answer
         for name, epoch, beat in quiets:
-            # If Redis' clock was set since, it does not say that the host was quiet.
-            is_quiet = self._clock.set_to <= int(beat) <= self._clock.latest_us(now)
-            self.suspect(name, int(epoch), int(beat), now, is_quiet=is_quiet)
+            self.suspect(name, int(epoch), int(beat), now)
         self._reap_at = self._host.reap_turn(now) if stale else inf
 
     def fenced(self, word: str, now: float) -> None:
-        """Take the answer to `fence`."""
         if word == "behind":
             self.clear()
         elif word == "ok":
@@ -126,7 +100,6 @@ class HostWatch:
             self._reap_at = self._host.reap_turn(now)
 
     def reaped(self, word: str, answer: Sequence[Any], now: float) -> None:
-        """Take the answer to `reap`."""
         stale = 0
         if word == "ok":
             _, self._cursor, gone, stale, version = answer

@@ -64,6 +64,7 @@ class Partition:
         self.users = 0  # online in the partition, on all hosts
         self.tally: Tally | None = None
         self.answered_at = -inf
+        self.followed_at = -inf  # when it was last answered as it followed
         self.lists = 0  # how many lists of all sessions it asked for
         self._host = host
         self._queue: deque[Change] = deque()
@@ -72,7 +73,7 @@ class Partition:
         self._retry_at = 0.0  # no call before
         self._changes_at = inf
         self._under_way: _UnderWay | None = None
-        self._clock = PartitionClock(host.lease_s)
+        self._clock = PartitionClock()
         self._claim = Claim(host, self._clock)
         self._watch = HostWatch(number, host, self._clock)
         self._piece: Piece | None = None
@@ -259,6 +260,8 @@ class Partition:
             self.answered_at = answered_at
             self.begin_anew(now)
             return MALFORMED
+        if self.mode is Mode.FOLLOWING:
+            self.followed_at = now
         return word
 
     def _take(
@@ -270,7 +273,7 @@ class Partition:
             self.begin_anew(now)
             return
         if word == "late":  # or Redis' clock jumped: what was sent is sent again
-            self._note_clock(answer[1], answer[2], under_way.began, now)
+            self._clock.compare(answer[1], answer[2], under_way.began, now)
             self._claim.is_clock_compared = True
             self._changes_at = now
             return
@@ -302,7 +305,7 @@ class Partition:
         self._claim.granted(answer[2], answer[5])
         self._beat_at, self._retry_at, self._changes_at = now, 0.0, inf
         self._watch.begin(now)
-        self._note_clock(answer[3], answer[4], under_way.began, now)
+        self._clock.compare(answer[3], answer[4], under_way.began, now)
         self._pieces, self._piece, self._has_list = 0, None, False
         if word == "keep":
             self.last = self.read_to = answer[1]
@@ -347,7 +350,7 @@ class Partition:
             self._queue.popleft()
         self.last = under_way.last
         self.users = users
-        self._note_clock(version, redis_us, under_way.began, now)
+        self._clock.compare(version, redis_us, under_way.began, now)
         self._watch.beat(before, beat, look_age, now)
         self._beat_at = now + self._host.beat_s
         if under_way.changes or not self._refusals:
@@ -395,10 +398,3 @@ class Partition:
         self._piece = None
         self._under_way = None  # its answer is of no use any more
         self._watch.clear()
-
-    def _note_clock(
-        self, version: int, redis_us: int, began: float, now: float
-    ) -> None:
-        """Note a version, and what Redis' clock was in a call that began at *began*."""
-        if self._clock.compare(version, redis_us, began, now):
-            self._watch.distrust_clock()

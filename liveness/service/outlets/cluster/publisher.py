@@ -92,7 +92,6 @@ class Publisher:
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
     async def run(self) -> None:
-        """Publish until cancelled."""
         self._status.why_failed = ""
         now = self._clock.mono()
         for part in self.host.partitions:  # an earlier run may have ended amid its work
@@ -113,18 +112,16 @@ class Publisher:
             self._list_of.clear()
 
     def failed(self, why: str) -> None:
-        """As `Outlet.failed`."""
         self._status.why_failed = why
 
     def now(self) -> ClusterNow:
-        """What metrics and summary show."""
         return self._status.now()
 
     # --- tasks ----------------------------------------------------------------
 
     async def _publish(self, part: Partition) -> None:
         """Make the calls of one partition, one at a time."""
-        wake, identity, status = self._wakes[part.number], self._identity, self._status
+        wake, identity = self._wakes[part.number], self._identity
         while True:
             if part.wants_piece:
                 self._give_piece(part)
@@ -145,8 +142,6 @@ class Publisher:
                 self._count_error(error)
             else:
                 self._take(part, call, answer)
-            if part.mode is Mode.FOLLOWING:
-                status.followed_at[part.number] = self._clock.mono()
             self._wants_records.notify()
             if part.mode is not before or call.function == "begin":
                 self._wants_list.notify()

@@ -48,8 +48,6 @@ class ClusterStatus:
         self._log_writer = log_writer
         self._clock = clock
         self._began_at, self._began_seq = clock.mono(), log_writer.durable_seq
-        # When each partition was last seen to follow.
-        self.followed_at = [self._began_at] * len(host.partitions)
         self._shown: tuple[State, int] = ("beginning", clock.state_ms())  # since when
 
     @property
@@ -83,7 +81,7 @@ class ClusterStatus:
     def _lag_s_of(self, part: Partition) -> float:
         """The age of the oldest change; if it does not follow, the time since it did."""
         if part.mode is not Mode.FOLLOWING:
-            return self._clock.mono() - self.followed_at[part.number]
+            return self._clock.mono() - max(part.followed_at, self._began_at)
         if part.oldest_at is None:
             return 0.0
         return max(0.0, self._clock.mono() - part.oldest_at / 1000)
@@ -117,7 +115,6 @@ class ClusterStatus:
                 return ""
 
     def now(self) -> ClusterNow:
-        """What metrics and summary show."""
         host, identity, state = self._host, self._host.identity, self.state
         if state != self._shown[0]:
             self._shown = state, self._clock.state_ms()
@@ -145,7 +142,6 @@ class ClusterStatus:
         )
 
     async def log_changes(self) -> None:
-        """Log each change of the state once."""
         logged, warned = "beginning", ""
         while True:
             await trio.sleep(WATCH_S)

@@ -49,7 +49,6 @@ class Tally:
 
     @property
     def answer(self) -> tuple[int, int]:
-        """What Redis should answer."""
         return self.sessions, self.total % 2**32
 
 
