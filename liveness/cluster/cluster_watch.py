@@ -25,8 +25,7 @@ from liveness.cluster.connection import CallError, Redis, connected
 from liveness.cluster.events import ClusterEvent, Delivery
 from liveness.cluster.format import ClusterRecord, Place
 from liveness.cluster.questions import HostRow, hosts, places_of
-from liveness.cluster.terms import ClusterTerms, read_terms
-from liveness.cluster.turns import RETRY_S, SLOWEST_S, Troubles, Turns
+from liveness.cluster.terms import ClusterTerms, of_another_form, read_terms
 from liveness.config.cluster import ClusterSettings
 from liveness.core.records import Uid, identity
 from liveness.errors import ReportError
@@ -35,6 +34,19 @@ __all__ = ["OLDEST", "ClusterBatches", "ClusterWatch"]
 
 # Most sessions in an answer to `where`: far more than the users in it have.
 MOST_PLACES: Final = 1_000_000
+# The pauses between two turns, while events arrive and while none do. An idle turn is a
+# short read of each partition.
+FASTEST_S: Final = 0.02
+SLOWEST_S: Final = 0.25
+SLOWER: Final = 1.5  # factor of the pause after a turn without events
+# Partitions that are read at a time.
+AT_ONCE: Final = 8
+# A turn ends early with this many events; the next begins with the partitions left.
+MOST_IN_TURN: Final = 20_000
+# The pause of a partition after a failed read, and of a question.
+RETRY_S: Final = 1.0
+# Failures that only an operator can end.
+LASTING: Final = frozenset({"auth", "permission"})
 # The position of the oldest kept entries.
 OLDEST: Final = "oldest"
 
@@ -95,15 +107,18 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         self._start = "" if position == OLDEST else None
         self._kinds = frozenset(kinds)
         self._lists = lists
-        self._troubles = Troubles(
-            settings.url or settings.nodes,
-            strict=strict,
-            report_line=report_line or logger.warning,
-        )
+        self._strict = strict
+        self._report_line = report_line or logger.warning
+        self._server = settings.url or settings.nodes
+        self._error: Exception | None = None  # to be raised
+        self._has_answer = False
+        self._failing = set[int | None]()  # partitions; None: a question
         self._stack = AsyncExitStack()
         self._redis: Redis | None = None
         self._terms: ClusterTerms | None = None
-        self._turns: Turns | None = None
+        self._chains = deque[Chain]()
+        self._retry_at: dict[int, float] = {}  # partitions whose read failed
+        self._pause_s = FASTEST_S
         self._guard = anyio.ResourceGuard("reading the events of")
         self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
         self._is_closed = False
@@ -190,14 +205,14 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     async def _arrived(self) -> None:
         while not self._waiting:
-            self._troubles.check()
+            self._check()
             await self._begun()
-            assert self._turns is not None
-            assert self._redis is not None
-            is_idle = await self._turns.read(self._redis)
-            self._troubles.check()
+            is_idle = await self._read_all()
+            self._check()
+            slower = min(self._pause_s * SLOWER, SLOWEST_S)
+            self._pause_s = slower if is_idle else FASTEST_S
             if is_idle:
-                await anyio.sleep(self._turns.pause_s)
+                await anyio.sleep(self._pause_s)
 
     async def connected(self) -> None:
         """Wait until the cluster was found. No event is read."""
@@ -230,7 +245,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
             start += UNLISTED if self._lists else ""
             self._positions = self._positions or dict.fromkeys(numbers, start)
         self._terms = terms
-        chains = [
+        self._chains += [
             Chain(
                 number,
                 position=self._positions.get(number),
@@ -239,10 +254,47 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
             )
             for number in numbers
         ]
-        self._turns = Turns(chains, troubles=self._troubles, take=self._take)
 
-    def _take(self, chain: Chain, found: list[Delivery]) -> int:
-        """Take the events of a partition; return how many events wait."""
+    async def _read_all(self) -> bool:
+        """Read each partition once, some at a time; return whether there were no events."""
+        now, late = anyio.current_time(), self._retry_at
+        due = deque(it for it in self._chains if late.get(it.partition, now) <= now)
+        count, is_idle = len(due), True
+
+        async def work() -> None:
+            nonlocal is_idle
+            while due and len(self._waiting) < MOST_IN_TURN:
+                found = await self._read(chain := due.popleft())
+                self._take(chain, found)
+                is_idle = is_idle and not found
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(AT_ONCE, count)):
+                tasks.start_soon(work)
+        # The remaining ones come first in the next turn.
+        self._chains.rotate(len(due) - count)
+        return is_idle
+
+    async def _read(self, chain: Chain) -> list[Delivery]:
+        """Read a partition until it has events, or is caught up."""
+        found, number = list[Delivery](), chain.partition
+        try:
+            while not found:
+                method, args = chain.request
+                answer: Any = await getattr(self._redis, method)(number, *args)
+                found = chain.answer(answer, anyio.current_time())
+                if chain.is_caught_up:
+                    break
+        except (CallError, ValueError) as error:
+            chain.failed()
+            self._retry_at[number] = anyio.current_time() + RETRY_S
+            self._failed(error, number)
+        else:
+            self._retry_at.pop(number, None)
+            self._succeeded(number)
+        return found
+
+    def _take(self, chain: Chain, found: list[Delivery]) -> None:
         wanted = [delivery for delivery in found if self._wants(delivery[0])]
         if wanted:
             # The position after the last event is also after those that are not wanted.
@@ -250,11 +302,33 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
             self._waiting += wanted
         elif chain.has_begun:
             self._positions[chain.partition] = chain.position
-        return len(self._waiting)
 
     def _wants(self, event: ClusterEvent) -> bool:
         is_record = isinstance(event, ClusterRecord)
         return not (is_record and self._kinds) or event.kind in self._kinds
+
+    # --- failures of Redis: raised, or reported once ------------------------------------
+
+    def _failed(self, error: CallError | ValueError, number: int | None = None) -> None:
+        if isinstance(error, ValueError):
+            self._error = of_another_form(error, self._server)
+        elif self._strict and (not self._has_answer or error.kind in LASTING):
+            self._error = self._error or error
+        else:
+            if not self._failing:
+                self._report_line(f"{error}; trying again")
+            self._failing.add(number)
+
+    def _succeeded(self, number: int | None = None) -> None:
+        self._has_answer = True
+        if self._failing:
+            self._failing.discard(number)
+            if not self._failing:
+                self._report_line(f"{self._server} answers again: reading on")
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     # --- questions --------------------------------------------------------------------
 
@@ -265,11 +339,11 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
             try:
                 answer = await question(self._redis)
             except (CallError, ValueError) as error:
-                self._troubles.failed(error)
+                self._failed(error)
             else:
-                self._troubles.succeeded()
+                self._succeeded()
                 return answer
-            self._troubles.check()
+            self._check()
             await anyio.sleep(RETRY_S)
         raise anyio.ClosedResourceError
 

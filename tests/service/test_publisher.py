@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config.cluster import ClusterSettings
-from liveness.service.outlets.cluster import publisher, session_lists
+from liveness.service.outlets.cluster import publisher, session_changes
 from liveness.service.outlets.cluster.partition import Partition
 from liveness.service.outlets.cluster.publisher import LISTS_AT_ONCE, Publisher
 from liveness.service.outlets.cluster.session_changes import Call
@@ -146,7 +146,7 @@ async def test_after_an_error_of_its_own_all_partitions_are_published_again(
             raise ValueError("odd")
         return await call(name, partition, args)
 
-    monkeypatch.setattr(session_lists, "CALL_CHANGES", 1)  # lists have many pieces
+    monkeypatch.setattr(session_changes, "CALL_CHANGES", 1)  # lists have many pieces
     await rig.gateway_of([f"u{number}" for number in range(100)])
     redis.begun = [b"reset", 0, 2, 1, 1, 1]
     with monkeypatch.context() as failing:
@@ -193,7 +193,7 @@ async def test_all_partitions_begin_at_once_and_list_in_turns(
             listing.discard(partition)
         return await call(name, partition, args)
 
-    monkeypatch.setattr(session_lists, "CALL_CHANGES", 1)  # lists have many pieces
+    monkeypatch.setattr(session_changes, "CALL_CHANGES", 1)  # lists have many pieces
     monkeypatch.setattr(redis, "call", assert_slowly)
     await rig.gateway_of([f"u{number}" for number in range(100)])
     redis.begun = [b"reset", 0, 2, 1, 1, 1]

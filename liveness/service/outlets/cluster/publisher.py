@@ -6,11 +6,12 @@ them.
 """
 
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from random import SystemRandom
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import structlog
 import trio
@@ -21,16 +22,25 @@ from liveness.cluster.questions import ClusterQuestions
 from liveness.config.settings import Config
 from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
-from liveness.metrics.cluster_now import ClusterNow
+from liveness.metrics.cluster_now import (
+    CLUSTER_CALLS,
+    CLUSTER_ERRORS,
+    CLUSTER_QUESTIONS,
+    PARTITION_MODES,
+    ClusterNow,
+)
+from liveness.metrics.families import with_zeros
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.host_state import HostIdentity, nonce_of
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
-from liveness.service.outlets.cluster.publisher_status import ClusterStatus
-from liveness.service.outlets.cluster.session_changes import Call
-from liveness.service.outlets.cluster.session_lists import SessionList, make_lists
+from liveness.service.outlets.cluster.session_changes import (
+    Call,
+    SessionList,
+    make_lists,
+)
 from liveness.service.outlets.common.outlet_log import LogAccess
 from liveness.service.storage.log_tail import TailReader
 
@@ -46,6 +56,10 @@ READ_RETRY_S: Final = 1.0
 # emptied, leave it time for other calls; and each list waits in memory.
 LISTS_AT_ONCE: Final = 4
 
+# How often the state is compared with what was logged.
+WATCH_S: Final = 1.0
+
+State: TypeAlias = Literal["beginning", "following", "away", "replaced", "refused"]
 SESSIONS: Final = Subscription(None, frozenset(SESSION_KINDS))
 
 _log = structlog.get_logger("cluster")
@@ -77,22 +91,25 @@ class Publisher:
         self.host = host = ClusterHost(
             self._identity, partitions=partitions, separator=separator
         )
-        self.redis = redis = Redis(settings, must_keep=True)
+        self.redis = Redis(settings, must_keep=True)
         self.questions = ClusterQuestions(
-            redis, partitions=partitions, separator=separator
+            self.redis, partitions=partitions, separator=separator
         )
         self._feed = access.feed
         self._position = ReadPosition(SESSIONS, 0)
         self._reader = TailReader(log_writer, self._feed, self._position, is_guest=True)
         self._list_of: dict[int, SessionList] = {}
         self._turnstile = access.turnstile
-        self._status = ClusterStatus(host, redis, self.questions, log_writer, clock)
+        self._why_failed = ""
+        self._newest_error: CallError | None = None
+        self._began_at, self._began_seq = clock.mono(), log_writer.durable_seq
+        self._shown: tuple[State, int] = ("beginning", clock.state_ms())  # since when
         self._wants_records, self._wants_list = Notifier(), Notifier()
         self._wakes = [Notifier() for _ in host.partitions]
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
     async def run(self) -> None:
-        self._status.why_failed = ""
+        self._why_failed = ""
         now = self._clock.mono()
         for part in self.host.partitions:  # an earlier run may have ended amid its work
             part.failed(now)
@@ -102,7 +119,7 @@ class Publisher:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.redis.run)
-                nursery.start_soon(self._status.log_changes)
+                nursery.start_soon(self._log_changes)
                 nursery.start_soon(self._read_log)
                 nursery.start_soon(self._make_lists)
                 for part in self.host.partitions:
@@ -112,10 +129,7 @@ class Publisher:
             self._list_of.clear()
 
     def failed(self, why: str) -> None:
-        self._status.why_failed = why
-
-    def now(self) -> ClusterNow:
-        return self._status.now()
+        self._why_failed = why
 
     # --- tasks ----------------------------------------------------------------
 
@@ -165,7 +179,7 @@ class Publisher:
 
     def _count_error(self, error: CallError) -> None:
         self._identity.errors[error.kind] += 1
-        self._status.newest_error = error
+        self._newest_error = error
 
     async def _read_log(self) -> None:
         """Give the partitions the records of the log that they have room for."""
@@ -256,7 +270,121 @@ class Publisher:
         if piece.tally is not None:
             del self._list_of[part.number]
 
-    # --- the log of the sidecar -------------------------------------------------
+    # --- how it goes ------------------------------------------------------------
+
+    @property
+    def _state(self) -> State:
+        identity = self._identity
+        if identity.is_stopped:
+            return "replaced"
+        if self._why_failed or identity.why_refused:
+            return "refused"
+        if self._lease_age_s > identity.contact_gap_s:
+            return "away"
+        return "following" if self.host.is_following else "beginning"
+
+    @property
+    def _lease_age_s(self) -> float:
+        """Seconds since the answer of the partition that has waited the longest."""
+        oldest = min(part.answered_at for part in self.host.partitions)
+        return self._clock.mono() - max(oldest, self._began_at)
+
+    @property
+    def _lag_records(self) -> int:
+        """Records of the log that one partition, the furthest behind, does not have."""
+        return max(map(self._lag_records_of, self.host.partitions))
+
+    def _lag_records_of(self, part: Partition) -> int:
+        newest = self._log_writer.durable_seq
+        if part.mode is Mode.FOLLOWING:
+            return part.queued + newest - part.read_to
+        return newest - max(part.last, self._began_seq)
+
+    def _lag_s_of(self, part: Partition) -> float:
+        """The age of the oldest change; if it does not follow, the time since it did."""
+        if part.mode is not Mode.FOLLOWING:
+            return self._clock.mono() - max(part.followed_at, self._began_at)
+        if part.oldest_at is None:
+            return 0.0
+        return max(0.0, self._clock.mono() - part.oldest_at / 1000)
+
+    @property
+    def _detail(self) -> str:
+        """Why it does not follow, or not as it should; empty if all is well."""
+        identity = self._identity
+        match self._state:
+            case "replaced":
+                return (
+                    f"another process publishes as host {identity.name!r}; give each "
+                    "host a name of its own (cluster.host), or stop the other one"
+                )
+            case "refused":
+                return self._why_failed or (
+                    f"the other hosts have {identity.why_refused!r} (schema, partitions, device separator, "
+                    f"when it began) and this one {identity.configuration!r}; use the "
+                    "same settings, or another cluster.prefix"
+                )
+            case "away":
+                error = self.redis.error or self._newest_error
+                return error.advice if error else "no answer"
+            case "following" if identity.other_lease_s:
+                return (
+                    f"another host has cluster.lease_s {identity.other_lease_s:g} and "
+                    f"this one {identity.lease_s:g}: the one with the longer lease may "
+                    "be taken for lost; use the same on all hosts, and restart them"
+                )
+            case _:
+                return ""
+
+    def now(self) -> ClusterNow:
+        host, identity, state = self.host, self._identity, self._state
+        if state != self._shown[0]:
+            self._shown = state, self._clock.state_ms()
+        modes = Counter(part.mode.name.lower() for part in host.partitions)
+        calls = with_zeros(CLUSTER_CALLS, identity.calls)
+        return ClusterNow(
+            host=identity.name,
+            state=state,
+            since=self._shown[1] + self._clock.wall_ahead_ms(),
+            detail=self._detail,
+            is_up=self.redis.error is None and self.redis.is_connected,
+            lag_records=self._lag_records,
+            lag_s=max(map(self._lag_s_of, host.partitions)),
+            partitions=with_zeros(PARTITION_MODES, modes),
+            lease_age_s=self._lease_age_s,
+            lease_s=identity.lease_s,
+            users=host.users,
+            calls=calls,
+            errors=with_zeros(CLUSTER_ERRORS, identity.errors),
+            lists=calls["begin", "reset"],
+            audit_mismatches=identity.audit_mismatches,
+            fences=calls["fence", "ok"],
+            sessions_reaped=identity.sessions_reaped,
+            questions=with_zeros(CLUSTER_QUESTIONS, self.questions.answers),
+        )
+
+    async def _log_changes(self) -> None:
+        logged = "beginning", ""
+        while True:
+            await trio.sleep(WATCH_S)
+            state, detail = self._state, self._detail
+            shown = state, detail if state == "following" else ""
+            if shown == logged or state == "beginning":
+                continue
+            log = _log.bind(host=self._identity.name, lag_records=self._lag_records)
+            if state == "following" and detail:
+                log.warning("another lease", message=detail)
+            elif state == "following":
+                log.info("following", users=self.host.users)
+            elif state == "away":
+                log.warning(
+                    "away: other hosts see nothing of this one until it answers; the "
+                    "users and gateways of this host go on",
+                    error=detail,
+                )
+            else:
+                log.error(state, message=detail)
+            logged = shown
 
     def _log_disk(self, what: str, error: Exception) -> None:
         message = f"{what}; trying again"
