@@ -41,8 +41,8 @@ WORLDS: Final[dict[str, dict[str, int]]] = {
     "an outage, with a clock set back before": {"OUTAGES": 1, "REDIS_BACK": 1},
     "two processes of a name": {"NAMES": 1, "BOUND_LIVE": 26},
     "two processes of a name, one away": {"NAMES": 1, "BOUND_LIVE": 26, "AWAYS": 1},
-    # A call that costs 9 of 12 ticks, of a lease of less than 3 s.
-    "a lost call, a short lease": {"LOST": 1, "WAIT": 9, "BOUND_LIVE": 26, "P": 1},
+    # A call that costs 12 of 12 ticks, of a lease of 2 s.
+    "a lost call, a short lease": {"LOST": 1, "WAIT": 12, "BOUND_LIVE": 26, "P": 1},
     "a lost call, a short lease, a clock set back before": {
         "LOST": 1,
         "WAIT": 10,
@@ -73,7 +73,7 @@ MUTANTS: Final[list[tuple[dict[str, int], str, str]]] = [
     ({"NO_COUNT": 1}, "a host away", "owned"),
     ({"REAP_LISTING": 1}, "a host away", "st!=2"),
     ({"NO_REPLACED": 1}, "two processes of a name", "q.take==255"),
-    ({"WAIT": 10}, "a lost call, a short lease", "fnd"),
+    ({"WAIT": 13}, "a lost call, a short lease", "fnd"),
     ({"WAIT": 11}, "a lost call, a short lease, a clock set back before", "fnd"),
     ({"WAIT": 11}, "a lost call and a jump ahead", "fnd"),
 ]
