@@ -27,12 +27,10 @@ from liveness.cli.check_state import DAMAGED
 from liveness.cli.options import BACKGROUND, State, declared, file_at
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
-from liveness.console.progress import Stage, progress_bar
 from liveness.console.terminal import report_line
 from liveness.errors import StateError
 from liveness.service.backups.snapshots import (
     STEP_BYTES,
-    OnWritten,
     StateCopy,
     opened,
     sync,
@@ -75,16 +73,12 @@ def backup(
         StateError: The state is damaged, or of a newer version.
     """
     force = force and not damaged
-    with (
-        progress_bar(sys.stderr, has_lines=False) as stage,
-        _as_command_errors(state, file),
-    ):
+    with _as_command_errors(state, file):
         _check_target(file, force=force)
         with opened(state) as files, _folder_beside(file) as folder:
-            records, users, timers = files.counted()
             _check_room(files, file)
             archive = folder / "archive"
-            damage = _write(files, folder, archive, stage)
+            damage = _write(files, folder, archive)
             if damage and not damaged:
                 raise StateError(
                     f"{state} is damaged ({damage}); no backup was made: keep the "
@@ -96,7 +90,7 @@ def backup(
         sync_folder(file.parent)
     out.write(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
-        f"{records:,}, {users:,} users online, {timers:,} live timers\n"
+        f"{files.newest:,}\n"
     )
     if not damage:
         return 0
@@ -154,16 +148,15 @@ def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
             f"{state} could not be copied to {file}: {error}; no file is left behind: "
             "make room or repair the disk"
         ) from error
-    except PermissionError as error:
-        raise CommandError(
-            f"{error.filename or file}: {error.strerror}; run this as the sidecar's "
-            "user, and name a FILE in a folder where it may write"
-        ) from error
     except OSError as error:
-        raise CommandError(
-            f"{file}: {error.strerror}; no file is left behind: make room, or name a "
-            "FILE elsewhere"
-        ) from error
+        remedy = "no file is left behind: make room, or name a FILE elsewhere"
+        if isinstance(error, PermissionError):
+            file = error.filename or file
+            remedy = (
+                "run this as the sidecar's user, and name a FILE in a folder where it may "
+                "write"
+            )
+        raise CommandError(f"{file}: {error.strerror}; {remedy}") from error
 
 
 @contextmanager
@@ -196,23 +189,16 @@ def _folder_beside(file: Path) -> Iterator[Path]:
             signal.signal(number, handler)
 
 
-def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> str:
+def _write(state: StateCopy, folder: Path, archive: Path) -> str:
     """Writes the archive; returns a description of what is damaged."""
-    done, whole = 0, ROOM * state.bytes
-
-    def wrote(count: int) -> None:
-        nonlocal done
-        done += count
-
-    stage("backing up", lambda: min(1.0, done / whole))
     made_ms = Clock().wall_ms()
     # All databases before the archive: until they are copied, the sidecar's WALs grow.
     damage = [
         f"{part.file}: {part.told}"
         for path in state.paths
-        for part in state.copy(path, folder / path.name, made_ms=made_ms, wrote=wrote)
+        for part in state.copy(path, folder / path.name, made_ms=made_ms)
     ]
-    with _PacedFile(archive, wrote) as paced:
+    with _PacedFile(io.FileIO(archive, "x")) as paced:
         archive.chmod(0o600)
         with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:
             for path in state.paths:
@@ -221,17 +207,12 @@ def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> str:
 
 
 class _PacedFile(io.BufferedWriter):
-    """A new file that is synced after each write, with a pause for others on that disk."""
-
-    def __init__(self, path: Path, wrote: OnWritten) -> None:
-        super().__init__(io.FileIO(path, "x"))
-        self._wrote = wrote
+    """A file that is synced after each write, with a pause for others on that disk."""
 
     def write(self, data: "ReadableBuffer") -> int:
         count = super().write(data)
         self.flush()
         sync(self.fileno())
-        self._wrote(count)
         return count
 
 
@@ -268,7 +249,6 @@ def back_up(
 
     The exit code is 0 if the copy is whole, 3 if --damaged copied a damaged state.
     """
-    folder = state_folder(state)
     os.nice(BACKGROUND)
-
+    folder = state_folder(state)
     return backup(folder, Path(file), force=force, damaged=damaged, out=sys.stdout)

@@ -52,7 +52,5 @@ def check_folder(*, state: State = None, json: Json = False) -> int:
 
     The exit code is 0 if everything is whole, 3 if not.
     """
-    folder = state_folder(state)
     os.nice(BACKGROUND)
-
-    return check_state(folder, as_json=json, out=sys.stdout)
+    return check_state(state_folder(state), as_json=json, out=sys.stdout)

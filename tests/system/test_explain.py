@@ -211,8 +211,8 @@ def test_a_user_who_may_only_read_reads_any_sidecars_log_and_leaves_nothing(
         done = history_as_somebody(sidecar.state)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
-            f"liveness: not allowed to read {sidecar.database}: run this as the user of "
-            "the sidecar\n"
+            f"liveness: {sidecar.database} cannot be read: Permission denied; run this as "
+            "the user of the sidecar, or name its state directory with --state\n"
         )
         Path(folder).chmod(0o755)
 

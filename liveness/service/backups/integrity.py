@@ -18,7 +18,6 @@ from liveness.service.storage.database import (
     size_of,
     unchanged,
 )
-from liveness.service.storage.log_pages import SeqRange
 from liveness.service.storage.log_schema import SCHEMA
 from liveness.service.storage.log_store import DATABASE
 from liveness.service.storage.private_folders import check_regular
@@ -86,7 +85,10 @@ def parts(name: str, db: sqlite3.Connection) -> Iterator[PartResult]:
         yield PartResult(name, "log", True, f"{count:,}")
         return
     missing = sum(last - first + 1 for first, last in lost)
-    told = f"records {places(lost)} ({missing:,} of {count:,}); the others can be read"
+    places = ", ".join(f"{first:,} to {last:,}" for first, last in lost[:MOST_NAMED])
+    if len(lost) > MOST_NAMED:
+        places += " and at other places"
+    told = f"records {places} ({missing:,} of {count:,}); the others can be read"
     yield PartResult(name, "log", False, told)
 
 
@@ -96,13 +98,3 @@ def damaged(name: str, part: str, error: Exception) -> PartResult:
     if code & 0xFF in DISK_TROUBLE:
         raise error
     return PartResult(name, part, False, str(error))
-
-
-def places(ranges: list[SeqRange]) -> str:
-    """Describe ranges of records, by the first few of them."""
-    shown = [
-        f"{first:,}" if first == last else f"{first:,} to {last:,}"
-        for first, last in ranges[:MOST_NAMED]
-    ]
-    more = len(ranges) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more places" if more else "")

@@ -18,7 +18,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
@@ -33,8 +33,8 @@ from liveness.service.storage.database import (
     companions,
     connect,
     created_private,
-    only_reading,
     pragma,
+    reading,
     size_of,
 )
 from liveness.service.storage.private_folders import check_regular
@@ -56,9 +56,6 @@ _FILES: Final = {
     outlet_schema.DATABASE: (outlet_schema.SCHEMA, outlet_schema.SCHEMA),
 }
 
-# Called with the number of bytes written in each step.
-OnWritten = Callable[[int], None]
-
 
 class BackupError(LivenessError):
     """No backup was made, for a reason that the user can remedy."""
@@ -73,6 +70,7 @@ class StateCopy:
 
     def __init__(self, databases: Mapping[Path, sqlite3.Connection]) -> None:
         self._databases = databases
+        self.newest = log_pages.newest(next(iter(databases.values())))
         self.paths = [*databases]  # of the databases that exist, the log's first
         self.bytes = sum(  # of the copies
             pragma(db, "page_count") * pragma(db, "page_size")
@@ -80,18 +78,7 @@ class StateCopy:
         )
         self._wal_bytes = self._wals()
 
-    def counted(self) -> tuple[int, int, int]:
-        """Its newest record, and how many users are online and timers live."""
-        databases = {path.name: db for path, db in self._databases.items()}
-        log, table = databases[log_store.DATABASE], databases.get(timer_store.DATABASE)
-        (users,) = log.execute("select count(*) from online").fetchone()
-        query = "select sum(timers) from states where state in ('pending', 'fired')"
-        timers = 0 if table is None else table.execute(query).fetchone()[0]
-        return log_pages.newest(log), users, timers
-
-    def copy(
-        self, path: Path, target: Path, *, made_ms: int, wrote: OnWritten
-    ) -> list[PartResult]:
+    def copy(self, path: Path, target: Path, *, made_ms: int) -> list[PartResult]:
         """Copy a database to a new file, end its transaction, and check the copy.
 
         *made_ms* is stored in a copy of the log; the first start from it logs that time.
@@ -103,19 +90,14 @@ class StateCopy:
             The damaged parts.
         """
         source = self._databases[path]
-        page_bytes = pragma(source, "page_size")
         with (
             created_private(target),
             target.open("rb") as opened,
             closing(connect(target)) as copy,
         ):
-            copied = 0
 
-            def progress(_status: int, remaining: int, pages: int) -> None:
-                nonlocal copied
+            def progress(*_: int) -> None:
                 sync(opened.fileno())
-                wrote((pages - remaining - copied) * page_bytes)
-                copied = pages - remaining
                 if self._wals() - self._wal_bytes > MOST_WAL_BYTES:
                     raise BackupError(
                         "the copy is too slow: the sidecar wrote "
@@ -125,7 +107,7 @@ class StateCopy:
 
             # No journal: an incomplete copy is of no use.
             copy.execute("pragma journal_mode = off")
-            step = max(1, STEP_BYTES // page_bytes)
+            step = STEP_BYTES // pragma(source, "page_size")
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
             damaged = [part for part in parts(path.name, copy) if not part.is_whole]
@@ -164,13 +146,11 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     with ExitStack() as stack:
         databases = {
-            path: stack.enter_context(only_reading(path))
-            for path in paths
-            if size_of(path)
+            path: stack.enter_context(reading(path)) for path in paths if size_of(path)
         }
         table = folder / timer_store.DATABASE
         watched = table if table in databases else paths[0]
-        timers = stack.enter_context(only_reading(watched))
+        timers = stack.enter_context(reading(watched))
         for _ in range(TRIES):
             # It changes with each commit of another connection.
             before = pragma(timers, "data_version")

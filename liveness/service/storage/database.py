@@ -4,12 +4,13 @@ Every function here blocks: call it in a thread. One thread at a time uses a wri
 connection; each reader opens its own.
 """
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from liveness.errors import StartError, StateError
 from liveness.service.storage.private_folders import (
@@ -20,15 +21,11 @@ from liveness.service.storage.private_folders import (
     open_own,
 )
 
-_T = TypeVar("_T")
-
 # Rows of one statement. With a few sizes, SQLite's compiled statements are used again. Of
 # six columns, 256 rows are 1,536 values; SQLite allows 32,766 by default.
 ROWS_AT_ONCE: Final = (256, 16, 1)
 # The WAL is cut back to this after a burst.
 WAL_BYTES: Final = 64 * 2**20
-# Bytes of one read in `read_through`.
-READ_BYTES: Final = 2**20
 PUT_META: Final = "insert or replace into meta values (?, ?)"
 _SUFFIXES: Final = ("-wal", "-shm", "-journal")
 # Errors of a file that is whole, but cannot be used now.
@@ -205,27 +202,11 @@ def check_structure(
             raise damage_error("; ".join(lines[:most]))
 
 
-def read_through(path: Path) -> None:
-    """Read a file from begin to end, so that the kernel has it in memory.
-
-    SQLite would read it in the order of its trees, which takes ten times as long from a
-    disk. Do not call this while the process has the database open: it drops its locks.
-    """
-    with path.open("rb", buffering=0) as file:
-        while file.read(READ_BYTES):
-            pass
-
-
 def write_ahead(db: sqlite3.Connection) -> None:
     """Use a WAL, and sync every commit before it returns."""
     db.execute("pragma journal_mode = wal")
     db.execute("pragma synchronous = full")
     db.execute(f"pragma journal_size_limit = {WAL_BYTES}")
-
-
-def write_back(db: sqlite3.Connection) -> None:
-    """Checkpoint the WAL into the file; truncate it if no connection reads from it."""
-    db.execute("pragma wal_checkpoint(truncate)").fetchone()
 
 
 def meta(db: sqlite3.Connection, key: str) -> object:
@@ -255,14 +236,6 @@ def opened(path: Path, how: str) -> sqlite3.Connection:
         check_not_lost(path)
     uri = f"{path.absolute().as_uri()}?{how}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-
-
-@contextmanager
-def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database read-only, and do not change it; it may be another process's."""
-    with closing(opened(path, "mode=ro")) as db:
-        db.execute("pragma busy_timeout = 1000")
-        yield db
 
 
 @contextmanager
@@ -297,54 +270,46 @@ def unchanged(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _state_of(path: Path) -> tuple[int, int, int]:
     try:
-        # `access` is false for a missing file too; `stat` raises the actual cause.
         found = path.stat()
         if not os.access(path, os.R_OK, effective_ids=True):
-            raise PermissionError
-        if not found.st_size:
-            raise StateError(
-                f"{path} is empty, no sidecar has written there yet: start one, or name its "
-                "state directory with --state"
-            )
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except (FileNotFoundError, NotADirectoryError):
         raise StateError(
             f"there is no log in {path.parent}: name the sidecar's state directory with "
             "--state"
         ) from None
-    except PermissionError:
-        raise StateError(
-            f"not allowed to read {path}: run this as the user of the sidecar"
-        ) from None
     except OSError as error:
         raise StateError(
-            f"{path} cannot be read: {error.strerror}; correct that, or name the "
-            "sidecar's state directory with --state"
+            f"{path} cannot be read: {error.strerror}; run this as the user of the "
+            "sidecar, or name its state directory with --state"
         ) from None
+    if not found.st_size:
+        raise StateError(
+            f"{path} is empty, no sidecar has written there yet: start one, or name its "
+            "state directory with --state"
+        )
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_error(path: Path, error: sqlite3.Error) -> StateError:
     """The error for a user whose command could not read a database."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    todo = "it is damaged: see `liveness check-state`, restore a backup"
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         todo = (
             "while a sidecar runs, or after it was killed, only a user that may write to "
             f"{path.parent} can always read it: run this as the user of the sidecar"
         )
-    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        todo = "ask again"
-    elif code == sqlite3.SQLITE_IOERR:
-        todo = "repair the disk"
-    else:
-        todo = "it is damaged: see `liveness check-state`, restore a backup"
+    elif code in DISK_TROUBLE:
+        todo = "ask again, or repair the disk"
     return StateError(f"{path} cannot be read: {error}; {todo}")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open one of the sidecar's own databases for reading."""
-    with closing(connect(path)) as db:
-        db.execute("pragma query_only = on")
+    """Open a database that a sidecar may have open for reading."""
+    with closing(opened(path, "mode=ro")) as db:
+        db.execute("pragma busy_timeout = 1000")
         yield db
 
 
@@ -358,11 +323,6 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
     finally:
         if db.in_transaction:
             db.execute("rollback")
-
-
-def batches(rows: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    """Split rows into parts of at most *size*."""
-    return (rows[at : at + size] for at in range(0, len(rows), size))
 
 
 def put_rows(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from liveness.errors import StartError
-from liveness.service.storage.database import is_full, write_back
+from liveness.service.storage.database import is_full, size_of
 from liveness.service.storage.private_folders import bytes_left, open_own
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Reserve:
                 the disk has fewer: the log will fill it anyway.
         """
         with self._lock, suppress(OSError, StartError):
-            left = bytes_left(self.path.parent) + self._bytes
+            left = bytes_left(self.path.parent) + self._size()
             if log_bytes <= left:
                 left -= log_bytes
             self._take(min(RESERVE_BYTES, left // 2))
@@ -50,7 +50,7 @@ class Reserve:
     def release(self) -> None:
         """Free the reserved space, if there is any."""
         with suppress(OSError):
-            self._released = self._bytes
+            self._released = self._size()
             self.path.unlink()
 
     def restore(self, room: int = 0) -> None:
@@ -59,7 +59,7 @@ class Reserve:
         *room* bytes are left free, but at most half of the free space.
         """
         with suppress(OSError, StartError):
-            left = bytes_left(self.path.parent) + self._bytes
+            left = bytes_left(self.path.parent) + self._size()
             self._take(min(self._released, left - min(room, left // 2)))
 
     def lend(
@@ -82,20 +82,16 @@ class Reserve:
         with self._lock:
             self.release()
             try:
-                write_back(db)
+                db.execute("pragma wal_checkpoint(truncate)").fetchone()
                 return call()
             finally:
                 self.restore(room)
 
-    @property
-    def _bytes(self) -> int:
-        try:
-            return self.path.lstat().st_size
-        except FileNotFoundError:
-            return 0
+    def _size(self) -> int:
+        return size_of(self.path) or 0
 
     def _take(self, size: int) -> None:
-        if size > self._bytes:
+        if size > self._size():
             descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 os.posix_fallocate(descriptor, 0, size)

@@ -42,7 +42,6 @@ from liveness.service.storage import log_pages
 from liveness.service.storage.database import (
     PUT_META,
     WAL_BYTES,
-    batches,
     bytes_in_use,
     check_structure,
     connect,
@@ -61,7 +60,6 @@ from liveness.service.storage.database import (
 from liveness.service.storage.disk_reserve import Reserve
 from liveness.service.storage.high_water_mark import HighWaterMark
 from liveness.service.storage.log_pages import (
-    PAGE_RECORDS,
     SeqRange,
     merged,
     records_in,
@@ -427,11 +425,10 @@ class LogStore:
         self.clock = at
 
     def _put_many(self, statement: str, rows: Sequence[Any]) -> None:
-        for part in batches(rows, PAGE_RECORDS):
-            self._db.execute(statement, [json.dumps(part, ensure_ascii=False)])
+        if rows:
+            self._db.execute(statement, [json.dumps(rows, ensure_ascii=False)])
 
     def log_bytes(self) -> int:
-        """Bytes of the file that are in use, by all tables."""
         return bytes_in_use(self._db)
 
 

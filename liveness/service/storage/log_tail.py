@@ -7,7 +7,8 @@ its position is kept. If records are trimmed that it has not read, it gets a gap
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
+from itertools import takewhile
 from math import inf
 from sys import getsizeof
 from typing import Final, Protocol
@@ -35,34 +36,23 @@ GUESTS: Final = 2
 class TailEntry:
     """A record in the tail. It is encoded once, when the first reader needs it."""
 
-    __slots__ = ("_encoded", "_event", "_json", "record")
-
     def __init__(self, record: Logged | Gap) -> None:
         self.record = record
-        self._encoded: bytes | None = None
-        self._json: str | None = None
-        self._event: bytes | None = None
 
-    @property
+    @cached_property
     def encoded(self) -> bytes:
         """The record as msgpack."""
-        if self._encoded is None:
-            self._encoded = encode(self.record.as_map())
-        return self._encoded
+        return encode(self.record.as_map())
 
-    @property
+    @cached_property
     def json(self) -> str:
         """The record as one line of JSON."""
-        if self._json is None:
-            self._json = record_json(self.record)
-        return self._json
+        return record_json(self.record)
 
-    @property
+    @cached_property
     def event(self) -> bytes:
         """The record as a server-sent event, without its id in front."""
-        if self._event is None:
-            self._event = f"event: {self.record.kind}\ndata: {self.json}\n\n".encode()
-        return self._event
+        return f"event: {self.record.kind}\ndata: {self.json}\n\n".encode()
 
 
 class TailCommit:
@@ -143,7 +133,6 @@ class LogTail:
         self._readers[reader] = notify
 
     def unfollow(self, reader: Follower) -> None:
-        """Undo `follow`."""
         self._readers.pop(reader, None)
 
     def notify_at_commit(self, notify: Callable[[], None]) -> None:
@@ -161,7 +150,8 @@ class LogTail:
 
     def commits(self, after: int, wanted: Subscription) -> list[TailCommit]:
         """The commits above *after* that may concern a reader, the oldest first."""
-        return [*self._newest_commits(after, wanted)][::-1]
+        found = takewhile(lambda commit: commit.last > after, reversed(self._tail))
+        return [commit for commit in found if commit.concerns(wanted)][::-1]
 
     def since(self, after: int, wanted: Subscription) -> Iterator[TailEntry]:
         """The entries above *after* that concern a reader, from memory."""
@@ -175,21 +165,13 @@ class LogTail:
         They are at most *limit*, the oldest first.
         """
         found: list[TailEntry] = []
-        for commit in self._newest_commits(after, wanted):
+        for commit in reversed(self.commits(after, wanted)):
             places = commit.records.places(after, wanted, limit=len(commit.records))
             for place in reversed(places):
                 found.append(commit.entry(place))
                 if len(found) == limit:
                     return found[::-1]
         return found[::-1]
-
-    def _newest_commits(self, after: int, wanted: Subscription) -> Iterator[TailCommit]:
-        """As `commits`, but the newest first: a live reader needs only one or two."""
-        for commit in reversed(self._tail):
-            if commit.last <= after:
-                break
-            if commit.concerns(wanted):
-                yield commit
 
 
 class TailReader:

@@ -118,17 +118,6 @@ class LogTrimmer:
         self._reserve.lend(self._db, give_back, room=WAL_ROOM_BYTES)
         return is_behind
 
-    def keep_bound(self, *, most_bytes: int, before: int, until: int) -> None:
-        """After a commit: delete twice what it added to a log of *before* bytes.
-
-        Nothing is deleted above the seq *until*, or once the log fits in *most_bytes*.
-        """
-        bound = max(most_bytes, 2 * before - bytes_in_use(self._db))
-        while bytes_in_use(self._db) > bound and self.delete_oldest(
-            oldest_ms=0, most_bytes=bound, until=until
-        ):
-            pass
-
     def delete_oldest(
         self, *, oldest_ms: int, most_bytes: int, until: int = END
     ) -> bool:

@@ -298,7 +298,7 @@ class LogWriter:
     async def _commit(self) -> None:
         batch = self._gather()
         self._began_at = began = self._clock.mono()
-        before, steps = self.log_bytes, [*self._steps]
+        steps = [*self._steps]
 
         def write() -> int:
             self.store.write(batch, steps)
@@ -307,26 +307,6 @@ class LogWriter:
         self.log_bytes = await self.writer.write(write, pending=lambda: self.pending)
         self._counts.commits.observe(self._clock.mono() - began)
         self._publish(batch)
-        if self.log_bytes > self._most_bytes:
-            await self._keep_bound(before)
-
-    async def _keep_bound(self, before: int) -> None:
-        """Delete twice what the last commit added to a full log.
-
-        This runs before the next commit, so the log stays bounded at any rate of records.
-        """
-
-        def keep() -> tuple[int, int]:
-            self.store.trimmer.keep_bound(
-                most_bytes=self._most_bytes, before=before, until=until
-            )
-            return self.store.bounds()[0], self.store.log_bytes()
-
-        until = self._trim_until
-        try:
-            self.first, self.log_bytes = await self.writer.once(keep)
-        except sqlite3.Error as error:
-            self._warn("the log was not trimmed", error)
 
     def _observe(self, stage: str, records: RecordBatch) -> None:
         """Count how late each record with a deadline reached a stage."""

@@ -171,8 +171,6 @@ class StateWriter(LogWriter):
     ) -> None:
         """Keep the log and ended timers within the retention, in steps, for ever.
 
-        Between two steps, each commit to a full log deletes twice what it added.
-
         Args:
             retention_s: Seconds for which records are kept.
             most_bytes: If the log is larger, its oldest records are deleted earlier.

@@ -43,9 +43,8 @@ from liveness.service.storage.database import (
     expecting_damage,
     is_full,
     meta,
-    only_reading,
     open_files,
-    read_through,
+    reading,
     schema_of,
     size_of,
     transaction,
@@ -141,8 +140,7 @@ class TimerStore:
                     # About a second for a million timers. The connection is read-only,
                     # as closing a writing one would change a damaged file: it
                     # checkpoints the WAL.
-                    read_through(self.path)
-                    with only_reading(self.path) as db:
+                    with reading(self.path) as db:
                         check_structure(db)
                 self._db = connect(self.path)
                 self._prepare(schema, log, ancestors or {})

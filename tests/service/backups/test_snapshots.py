@@ -22,7 +22,7 @@ from liveness.service.backups.snapshots import BackupError
 from liveness.service.outlets.common.outlet_store import StoredCursor, position_in
 from liveness.service.storage import log_store as log_file
 from liveness.service.storage import outlet_schema
-from liveness.service.storage.database import only_reading
+from liveness.service.storage.database import reading
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.timers import timer_store
 from liveness.service.timers.timer_store import TimerStore
@@ -160,11 +160,11 @@ def test_no_backup_has_a_cursor_beyond_its_log(
 
         @contextmanager
         def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
-            with only_reading(path) as db:
+            with reading(path) as db:
                 db.set_trace_callback(disturb)
                 yield db
 
-        monkeypatch.setattr(files, "only_reading", disturbed)
+        monkeypatch.setattr(files, "reading", disturbed)
         with files.opened(folder) as state:
             log, _timers, cursors = state._databases.values()
             (newest,) = log.execute("select max(last) from log").fetchone()
@@ -233,7 +233,7 @@ def test_the_log_and_the_timers_are_as_of_one_moment(
 
     @contextmanager
     def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
-        with only_reading(path) as db:
+        with reading(path) as db:
             db.set_trace_callback(disturb)
             yield db
 
@@ -246,27 +246,30 @@ def test_the_log_and_the_timers_are_as_of_one_moment(
         ]
         for db in databases:
             db.execute("pragma synchronous = off")
-        monkeypatch.setattr(files, "only_reading", disturbed)
+        monkeypatch.setattr(files, "reading", disturbed)
         query = "select value from meta where key = 'test'"
         with files.opened(folder) as state:
             found = [db.execute(query).fetchone() for db in state._databases.values()]
     assert found == [(10,), (10,)]
 
 
-def test_a_backup_lacks_records_written_meanwhile(folder: Path, tmp_path: Path) -> None:
+def test_a_backup_lacks_records_written_meanwhile(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does it make the copy begin again."""
-    copied = list[int]()
+    steps = list[int]()
     with files.opened(folder) as state, opened(folder) as (store, _):
         (path, _) = state.paths
 
-        def wrote(count: int) -> None:
-            copied.append(count)
+        def busy(step: int) -> None:
+            steps.append(step)
             fill(store, 1)
 
+        monkeypatch.setattr(files, "sync", busy)
         fill(store, 1)
-        state.copy(path, tmp_path / "copy", made_ms=1, wrote=wrote)
-        assert store.bounds() == (1, 12 + len(copied))
-    assert sum(copied) == (tmp_path / "copy").stat().st_size
+        state.copy(path, tmp_path / "copy", made_ms=1)
+        assert store.bounds() == (1, 12 + len(steps))
+    assert steps
     assert [record.seq for record in disk.log(tmp_path / "copy")] == [*range(1, 11)]
 
 
@@ -426,4 +429,4 @@ def test_a_copy_that_is_too_slow_is_given_up(
         (path, _) = state.paths
         fill(store, 489)
         with pytest.raises(BackupError, match="too slow"):
-            state.copy(path, tmp_path / "copy", made_ms=1, wrote=lambda _count: None)
+            state.copy(path, tmp_path / "copy", made_ms=1)

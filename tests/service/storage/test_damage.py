@@ -13,7 +13,7 @@ import pytest
 from liveness.core.cursors import CursorRow
 from liveness.core.records import Subscription
 from liveness.errors import StateError
-from liveness.service.storage.database import check_structure, only_reading
+from liveness.service.storage.database import check_structure, reading
 from liveness.service.storage.log_pages import PAGE_RECORDS
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.log_trimmer import Mark
@@ -136,7 +136,7 @@ def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
     whole, said = store.path.read_bytes(), set[str]()
     for at in range(4_096, len(whole) - 64, 61):
         store.path.write_bytes(whole[:at] + b"\xff" * 64 + whole[at + 64 :])
-        with only_reading(store.path) as db:
+        with reading(store.path) as db:
             try:
                 check_structure(db, ["online"])
             except sqlite3.DatabaseError as error:

@@ -27,7 +27,7 @@ from liveness.core.records import (
 )
 from liveness.core.state_time import StateTime
 from liveness.core.wire.frames import MAX_TEXT_BYTES
-from liveness.service.storage.log_pages import END, PAGE_BYTES, PAGE_RECORDS
+from liveness.service.storage.log_pages import PAGE_BYTES, PAGE_RECORDS
 from liveness.service.storage.log_store import (
     SCAN_RECORDS,
     Batch,
@@ -372,22 +372,9 @@ def test_a_step_of_a_trim_takes_bounded_records(
     assert sizes(store) == [size]
 
 
-def test_a_commit_to_a_full_log_deletes_twice_what_it_added(store: LogStore) -> None:
-    fill(store, *[TRIM_RECORDS] * 8)
-    most = store.log_bytes() // 2
-    for _ in range(4):
-        before = store.log_bytes()
-        fill(store, 2 * TRIM_RECORDS)
-        added = store.log_bytes() - before
-        store.trimmer.keep_bound(most_bytes=most, before=before, until=END)
-        assert store.log_bytes() <= max(most, before - added)
-    assert store.log_bytes() <= most
-
-
 def test_nothing_above_the_permitted_seq_is_trimmed(store: LogStore) -> None:
     fill(store, PAGE_RECORDS, PAGE_RECORDS, PAGE_RECORDS, PAGE_RECORDS)
     for until, first in ((999, 1), (1_000, 1_001), (2_500, 2_001)):
-        store.trimmer.keep_bound(most_bytes=1, before=1, until=until)
         trim(store, most_bytes=1, until=until)
         assert store.bounds() == (first, 4_001)
 
@@ -397,9 +384,9 @@ def test_a_file_full_of_sessions_keeps_the_newest_page_of_the_log(
 ) -> None:
     keep(store, *users(5_000))
     fill(store, 5_000)
-    store.trimmer.keep_bound(most_bytes=1, before=0, until=END)
+    while trim(store, most_bytes=1):
+        pass
     assert store.bounds() == (4_001, 5_001)
-    store.trimmer.keep_bound(most_bytes=1, before=0, until=END)
 
 
 def test_a_read_begins_with_what_is_still_kept(store: LogStore) -> None:

@@ -391,21 +391,6 @@ async def test_a_name_is_kept_as_long_as_its_last_record(store: LogStore) -> Non
             assert log_writer.cursors == store.cursors() == {}
 
 
-async def test_a_full_log_does_not_grow_between_two_trims(rig: Rig) -> None:
-    log_writer = rig.log_writer
-    await rig.write(1, COMMIT_RECORDS, has_online=False)
-    most = rig.store.log_bytes() + 1
-    began = trio.current_time()
-    async with trimming(log_writer, most_bytes=most):
-        await trio.sleep(TRIM_EVERY_S / 2)
-        for first in range(COMMIT_RECORDS + 1, 40_000, COMMIT_RECORDS):
-            append(log_writer, changes(first, COMMIT_RECORDS, has_online=False))
-        await log_writer.flushed()
-        await trio.sleep(1)
-        assert trio.current_time() - began < TRIM_EVERY_S
-        assert log_writer.log_bytes == rig.store.log_bytes() <= most
-
-
 async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None:
     log_writer = rig.log_writer
     for first in range(1, 20_000, COMMIT_RECORDS):
