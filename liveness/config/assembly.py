@@ -29,7 +29,6 @@ from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.storm_guard import GuardRules
-from liveness.core.timers.timer_commands import CommandsUnderWay
 from liveness.core.timers.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
 
 # After a restart, a long absence or a lost link, a gateway gets time to send its collected
@@ -143,7 +142,6 @@ def make_server(
 def _scheduler(config: Config, decided: Decisions, at: Instant) -> TimerScheduler:
     return TimerScheduler(
         lambda now: Wheel(timeout=RING_S, slots=RING_SLOTS, now=now),
-        CommandsUnderWay(),
         decided,
         at=at,
         retry_policy=config.timers.retry_policy,

@@ -37,7 +37,7 @@ class Disk(Protocol):
 
     @property
     def commands_pending(self) -> int:
-        """The weight of the timer commands that wait for the disk."""
+        """How many requests about timers wait for the disk."""
 
     @property
     def commands_by_gateway(self) -> Mapping[str, int]:

@@ -43,13 +43,6 @@ class ReadFirst(NamedTuple):
     link: int
 
 
-class WriteAttempt(NamedTuple):
-    """Write the attempt of a timer now: a later timer of its key waits for that."""
-
-    gateway: str
-    key: str
-
-
 class SearchSkipped(NamedTuple):
     """Search the records that a gateway skipped for attempts (`SkippedRanges`)."""
 
@@ -86,7 +79,6 @@ Effect: TypeAlias = (
     | Deliver
     | Close
     | ReadFirst
-    | WriteAttempt
     | SearchSkipped
     | AskCluster
     | LogRefusal

@@ -74,8 +74,8 @@ class Limits:
     # `gateway_hold_s`.
     unread_s: float = 30.0
     # Decisions that are not durable: offlines at which few users a turn go offline (at
-    # twice as many none), records at which no link is read, and commands of timers, one
-    # more for each KiB that they carry, of which a gateway gets a share.
+    # twice as many none), records at which no link is read, and commands of timers, of
+    # which a gateway gets a share.
     pause_firing: int = 10_000
     pause_reading: int = 30_000
     max_pending: int = 30_000

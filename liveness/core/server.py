@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from liveness.core.access import Peer
 from liveness.core.changes import Decisions
 from liveness.core.disk import Disk
-from liveness.core.effects import Effect, LogLine, WriteAttempt
+from liveness.core.effects import Effect, LogLine
 from liveness.core.links.back_pressure import BackPressure
 from liveness.core.links.cluster_questions import (
     ClusterSession,
@@ -43,7 +43,6 @@ from liveness.core.records import (
     HostReading,
     Instant,
     OnlineFields,
-    TimerRecord,
 )
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.clearance import GatewayState
@@ -371,15 +370,19 @@ class Server:
         rows = [*rows]
         names = {timer.gateway for timer, _ in rows}
         delivered = {name: self._names.delivered_seq(name) for name in names}
-        lateness, waiting = self._scheduler.fire(rows, at, delivered)
-        self.effects.extend(WriteAttempt(gateway, key) for gateway, key in waiting)
+        lateness = self._scheduler.fire(rows, at, delivered)
         self.commit()
         return lateness
 
-    def fire_again(self, records: Iterable[TimerRecord], at: Instant) -> None:
-        """Have timers fire again whose records their gateways will never receive."""
-        for record in records:
-            self._scheduler.fire_again(record.gateway, record.key, record.seq, at)
+    def fire_again(
+        self, gateway: str, attempts: Iterable[tuple[str, int]], at: Instant
+    ) -> None:
+        """Have timers fire again whose records their gateway will never receive.
+
+        *attempts* are their keys and seqs.
+        """
+        for key, seq in attempts:
+            self._scheduler.fire_again(gateway, key, seq, at)
         self.commit()
 
     # --- for an operator ------------------------------------------------------

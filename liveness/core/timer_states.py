@@ -19,7 +19,6 @@ times here are milliseconds of the state's clock (see `state_time`).
 Source: the retries of payment notifications: a table with states and a fixed schedule.
 """
 
-from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 PENDING: Final = "pending"
@@ -63,11 +62,23 @@ class TimerState(NamedTuple):
         return self.next is not None
 
 
+AWAY_ATTEMPTS: Final = 10
+MOST_AWAY_MS: Final = 600_000
+
+
 class RetryPolicy(NamedTuple):
     """How long an attempt may take, and how long to wait before each further one."""
 
     attempt_ms: int
     waits_ms: tuple[int, ...]
+
+    @property
+    def away_ms(self) -> int:
+        """After how long to look again at an attempt whose record was not delivered.
+
+        A gateway that is away for long may have a million of them.
+        """
+        return max(self.attempt_ms, min(AWAY_ATTEMPTS * self.attempt_ms, MOST_AWAY_MS))
 
 
 # A minute for an attempt, and retries over a day, as is usual for payment notifications.
@@ -89,9 +100,20 @@ class CreateTimer(NamedTuple):
     timer: TimerState
     payload: str | None
 
+    @property
+    def gateway(self) -> str:
+        return self.timer.gateway
+
+    @property
+    def key(self) -> str:
+        return self.timer.key
+
 
 class CancelTimer(NamedTuple):
-    """Cancel the live timer of a key, or all live timers of an ext with lower ids."""
+    """Cancel the live timer of a key, or all live timers of an ext with lower ids.
+
+    Of key and ext, one is None.
+    """
 
     gateway: str
     key: str | None
@@ -162,9 +184,6 @@ class RetryTimer(NamedTuple):
     at: int
 
 
-# A text of fewer characters than this has less than a KiB, in any script.
-SHORT_CHARACTERS: Final = 256
-
 TimerCommand: TypeAlias = (
     CreateTimer
     | CancelTimer
@@ -175,65 +194,3 @@ TimerCommand: TypeAlias = (
     | Undelivered
     | RetryTimer
 )
-
-
-def key_of(command: TimerCommand) -> tuple[str, str] | None:
-    """Gateway and key of a command's timer; None if the command names an ext."""
-    if isinstance(command, CreateTimer):
-        return command.timer.gateway, command.timer.key
-    return None if command.key is None else (command.gateway, command.key)
-
-
-def gateway_of(command: TimerCommand) -> str:
-    """The gateway of a command's timers."""
-    return (
-        command.timer.gateway if isinstance(command, CreateTimer) else command.gateway
-    )
-
-
-def weight_of(command: TimerCommand) -> int:
-    """The weight of a command in a transaction: 1, and 1 for each KiB of its text."""
-    text = (
-        command.payload
-        if isinstance(command, CreateTimer)
-        else command.message
-        if isinstance(command, CompleteTimer)
-        else None
-    )
-    if not text or len(text) < SHORT_CHARACTERS:
-        return 1
-    return 1 + len(text.encode()) // 1024
-
-
-def split_new_timers(
-    commands: Iterable[TimerCommand], waiting: Collection[tuple[str, str]] | None = None
-) -> tuple[list[TimerCommand], list[TimerCommand]]:
-    """Separate commands that may need a larger table from those that do not.
-
-    Args:
-        commands: In the order of arrival.
-        waiting: Gateway and key of new timers that already wait for room. None: all new
-            timers wait now; otherwise only those of gateways with a waiting one.
-    Returns:
-        The commands that can be applied now; and new timers, with the later commands for
-        their keys. A cancel by ext is in both lists: it ends timers of the table, and
-        earlier new timers.
-    """
-    now, later = list[TimerCommand](), list[TimerCommand]()
-    keys = {*(waiting or ())}
-    gateways = {gateway for gateway, _ in keys}
-    for command in commands:
-        key, gateway = key_of(command), gateway_of(command)
-        is_new = isinstance(command, CreateTimer)
-        if is_new and key is not None and (waiting is None or gateway in gateways):
-            keys.add(key)
-            gateways.add(gateway)
-        # A timer that fires is in the table.
-        waits = not isinstance(command, Fire) and (
-            gateway in gateways if key is None else key in keys
-        )
-        if waits:
-            later.append(command)
-        if not waits or key is None:
-            now.append(command)
-    return now, later

@@ -288,13 +288,13 @@ class ScriptedHost:
             gateway = gateways[0]
             after, until = skipped.next(gateway)
             found = [
-                record
+                (record.key, record.seq)
                 for record in self.disk.records[after or 0 : until]
                 if isinstance(record, TimerRecord) and record.gateway == gateway
             ]
             skipped.searched(gateway, until)
             with self.shell as server:
-                server.fire_again(found, self.at())
+                server.fire_again(gateway, found, self.at())
 
     # --- what is reported -----------------------------------------------------
 

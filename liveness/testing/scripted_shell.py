@@ -117,9 +117,7 @@ class ScriptedShell(Shell):
                 raise fault
             case effects.Close():
                 self._finish(self.sockets[effect.link])
-            case (
-                effects.WakeWriter() | effects.WriteAttempt() | effects.SearchSkipped()
-            ):
+            case effects.WakeWriter() | effects.SearchSkipped():
                 pass  # here nothing sleeps that would have to be woken
             case effects.LogLine() | effects.AskCluster():
                 pass  # without the name of a host, the server asks no cluster

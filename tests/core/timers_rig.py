@@ -20,9 +20,8 @@ from liveness.core.timer_states import (
     RetryPolicy,
     TimerCommand,
     TimerState,
-    key_of,
 )
-from liveness.core.timers.timer_commands import CommandsUnderWay, TimerTransaction
+from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.timers.timer_scheduler import (
     RING_SLOTS,
     Coming,
@@ -92,7 +91,6 @@ class Rig:
         self.reading: Reading | None = None
         self.timetable = TimerScheduler(
             lambda now: self.wheel_class(timeout=self.slots, slots=self.slots, now=now),
-            CommandsUnderWay(),
             self.decided,
             at=self.now,
             retry_policy=self.retry_policy,
@@ -171,7 +169,7 @@ class Rig:
 
     def _found(self, orders: list[TimerCommand]) -> list[TimerState]:
         """Of each key the newest; and the live ones of each ext."""
-        keys = {key_of(order) for order in orders}
+        keys = {(order.gateway, order.key) for order in orders}
         exts = {
             (it.gateway, it.ext)
             for it in orders
@@ -232,7 +230,7 @@ class Rig:
         rows = [one for one in reading.rows if isinstance(one, Due)]
         names = {timer.gateway for timer, _ in rows}
         delivered = {name: self.was_handed(name) for name in names}
-        return self.timetable.fire(rows, self.now, delivered).lateness
+        return self.timetable.fire(rows, self.now, delivered)
 
     def fail_reading(self) -> None:
         """Have the reading under way fail."""

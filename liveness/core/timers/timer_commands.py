@@ -1,10 +1,8 @@
-"""Counts and groups commands for timers, and applies them to rows."""
+"""Applies commands for timers to their rows."""
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
-from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from liveness.core.timer_states import (
     CANCELLED,
@@ -27,110 +25,7 @@ from liveness.core.timer_states import (
     TimerCommand,
     TimerState,
     Undelivered,
-    gateway_of,
-    key_of,
-    weight_of,
 )
-
-# The columns written for a new timer, for a changed one, and for one that only ended:
-# nearly all do, and these few columns take half the work.
-ADDED: Final = (
-    "id", "gateway", "key", "ext", "state", "due", "next", "min_seq", "created", "changed",
-)  # fmt: skip
-CHANGED: Final = (
-    "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
-)  # fmt: skip
-ENDED: Final = ("id", "state", "message", "changed")
-_BY_ATTEMPT: Final = ("due", "attempts", "seq", "fired")
-
-
-def _values_of(columns: tuple[str, ...]) -> "itemgetter[Any]":
-    return itemgetter(*map(TimerState._fields.index, columns))
-
-
-_added_values, _changed_values, _ended_values, _attempt_values = map(
-    _values_of, (ADDED, CHANGED, ENDED, _BY_ATTEMPT)
-)
-
-
-class CommandsUnderWay:
-    """Counts the commands that were issued and are not applied yet."""
-
-    def __init__(self) -> None:
-        self.new = 0  # the number of them that create a timer
-        # Their number, by gateway and then by key or ext. Counters would be slower.
-        self._of_keys: dict[str, dict[str, int]] = {}
-        self._of_exts: dict[str, dict[str, int]] = {}
-
-    def issue(self, command: TimerCommand) -> None:
-        """Note that a command is issued."""
-        name, counts = self._counts_for(command)
-        counts[name] = counts.get(name, 0) + 1
-        self.new += isinstance(command, CreateTimer)
-
-    def settle(self, commands: Iterable[TimerCommand]) -> None:
-        """Note that commands are applied."""
-        for command in commands:
-            name, counts = self._counts_for(command)
-            if counts[name] == 1:
-                del counts[name]
-            else:
-                counts[name] -= 1
-            self.new -= isinstance(command, CreateTimer)
-
-    def has(self, gateway: str, key: str, ext: str | None) -> bool:
-        """Whether a command for this key or ext is under way."""
-        return key in self._of_keys.get(gateway, ()) or (
-            ext is not None and ext in self._of_exts.get(gateway, ())
-        )
-
-    def _counts_for(self, command: TimerCommand) -> tuple[str, dict[str, int]]:
-        """The key under which a command is counted, and its counters."""
-        name = key_of(command)
-        if name is not None:
-            return name[1], self._of_keys.setdefault(name[0], {})
-        assert isinstance(command, CancelTimer)
-        assert command.ext is not None
-        return command.ext, self._of_exts.setdefault(command.gateway, {})
-
-
-def by_gateway(
-    commands: Iterable[TimerCommand],
-) -> dict[str, tuple[list[TimerCommand], int]]:
-    """Each gateway's commands, in order, and their total weight."""
-    groups: dict[str, list[TimerCommand]] = {}
-    for command in commands:
-        groups.setdefault(gateway_of(command), []).append(command)
-    return {
-        gateway: (group, sum(map(weight_of, group)))
-        for gateway, group in groups.items()
-    }
-
-
-class Named(NamedTuple):
-    """The timers that some commands name."""
-
-    keys: list[str]  # gateways and keys, alternating; each pair once
-    exts: list[tuple[str, str, int]]  # a cancel: gateway, ext, below which id
-    newest: int  # the highest seq of an attempt that began; 0: none
-
-
-def named_by(commands: Iterable[TimerCommand]) -> Named:
-    """The timers to read for a transaction of these commands, and their newest attempt."""
-    keys: dict[tuple[str, str], None] = {}
-    exts: dict[tuple[str, str, int], None] = {}
-    newest = 0
-    for command in commands:
-        key = key_of(command)
-        if key is not None:
-            keys[key] = None
-        else:
-            assert isinstance(command, CancelTimer)
-            assert command.ext is not None
-            exts[command.gateway, command.ext, command.below] = None
-        if isinstance(command, Fire):
-            newest = max(newest, command.seq)
-    return Named([*chain.from_iterable(keys)], [*exts], newest)
 
 
 class TimerTransaction:
@@ -150,7 +45,7 @@ class TimerTransaction:
         retry_policy: RetryPolicy,
     ) -> None:
         self.results: Counter[str] = Counter()  # of attempts
-        self.payloads: dict[int, str | None] = {}  # of new timers
+        self.payloads: dict[int, str | None] = {}  # of new timers, by id
         self._retry_policy = retry_policy
         before = {timer.id: timer for timer in map(TimerState._make, found)}
         self._after = dict(before)
@@ -168,24 +63,9 @@ class TimerTransaction:
         ]
         # The change of the number of timers in each state.
         self.states = Counter(timer.state for timer in self.changed)
-        # The values of the rows to write, row after row. A new row has its payload last;
-        # a new timer that already had an attempt is in both.
-        self.added_values: list[Any] = []  # for the columns `ADDED`
-        self.changed_values: list[Any] = []
-        self.ended_values: list[Any] = []
-        for timer in self.changed:
-            former = before.get(timer.id)
-            if former is not None:
-                self.states[former.state] -= 1
-            if former is None:
-                self.added_values += _added_values(timer)
-                self.added_values.append(self.payloads[timer.id])
-                if timer.seq is not None:
-                    self.changed_values += _changed_values(timer)
-            elif timer.is_live or _attempt_values(timer) != _attempt_values(former):
-                self.changed_values += _changed_values(timer)
-            else:
-                self.ended_values += _ended_values(timer)
+        self.states.subtract(
+            before[timer.id].state for timer in self.changed if timer.id in before
+        )
 
     # --- commands -------------------------------------------------------------
 
@@ -193,10 +73,10 @@ class TimerTransaction:
         match command:
             case CreateTimer():
                 self._create(command)
-            case CancelTimer():
+            case CancelTimer(below=below, at=at):
                 for timer in self._timers_to_cancel(command):
-                    if timer.id < command.below:
-                        self._end(timer, CANCELLED, command.at, timer.message)
+                    if timer.id < below:
+                        self._end(timer, CANCELLED, at, timer.message)
             case CompleteTimer():
                 self._complete(command)
             case Fire():
@@ -208,8 +88,8 @@ class TimerTransaction:
 
     def _create(self, command: CreateTimer) -> None:
         timer = command.timer
-        number = self._newest.get((timer.gateway, timer.key))
-        if number is not None and (former := self._after[number]).is_live:
+        former = self._live(timer.gateway, timer.key)
+        if former is not None:
             self._end(former, REPLACED, timer.created, former.message)
         self.payloads[timer.id] = command.payload
         self._set(timer)
@@ -223,19 +103,13 @@ class TimerTransaction:
             or command.seq < max(timer.min_seq, (timer.seq or 0) + 1)
         ):
             return
-        state, next_ms, changed = timer.state, timer.next, timer.changed
-        if state == PENDING:
+        if timer.state == PENDING:
             next_ms = command.at + self._retry_policy.attempt_ms
-            state, changed = FIRED, command.at
-        # Otherwise it was cancelled after the record was made, and only seq and attempt
-        # change. Here and in `_end` a new object is made: `_replace` is half as fast.
+            timer = timer._replace(state=FIRED, next=next_ms, changed=command.at)
+        # Otherwise it was cancelled after the record was made.
         self._set(
-            TimerState(
-                timer.id, timer.gateway, timer.key, timer.ext, state, timer.due,
-                next_ms, command.attempt, command.seq, timer.min_seq, timer.message,
-                timer.created, command.at, changed,
-            )
-        )  # fmt: skip
+            timer._replace(attempts=command.attempt, seq=command.seq, fired=command.at)
+        )
 
     def _end_attempt(self, command: GiveUp | LookLater | Undelivered) -> None:
         timer = self._live(command.gateway, command.key)
@@ -307,13 +181,7 @@ class TimerTransaction:
         )
 
     def _end(self, timer: TimerState, state: str, at: int, message: str | None) -> None:
-        self._set(
-            TimerState(
-                timer.id, timer.gateway, timer.key, timer.ext, state, timer.due, None,
-                timer.attempts, timer.seq, timer.min_seq, message, timer.created,
-                timer.fired, at,
-            )
-        )  # fmt: skip
+        self._set(timer._replace(state=state, next=None, message=message, changed=at))
 
     # --- rows -----------------------------------------------------------------
 

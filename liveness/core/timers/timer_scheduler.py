@@ -46,7 +46,7 @@ from liveness.core.timer_states import (
     TimerState,
     Undelivered,
 )
-from liveness.core.timers.timer_commands import CommandsUnderWay, TimerTransaction
+from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.wheel.table import OWN_TIMEOUT
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.link_requests import After, Answer, Cancel
@@ -58,11 +58,6 @@ RING_SLOTS: Final = 3_600
 FILL_EVERY_MS: Final = 60_000
 # Timers put on the ring in one step, after reading for some milliseconds.
 FILL_STEP: Final = 2_000
-# An attempt whose record was not sent yet is checked again after ten times the time for an
-# attempt, as a gateway that is away for long may have a million of them; but after ten
-# minutes at most, or after an attempt's time if that is longer.
-AWAY_ATTEMPTS: Final = 10
-MOST_AWAY_MS: Final = 600_000
 # Moments in whole milliseconds and in seconds differ by less than this.
 ROUNDING_MS: Final = 1.0
 # A due timer whose key has a command under way is checked again after this long.
@@ -98,11 +93,12 @@ class LoadedWindow(NamedTuple):
     limit: int
 
 
-class Fired(NamedTuple):
-    """The result of `TimerScheduler.fire`."""
-
-    lateness: list[float]  # in seconds, of each timer that fired
-    waiting: list[tuple[str, str]]  # gateway and key: a command for it is under way
+def _subject_of(command: TimerCommand) -> tuple[str, str | None, str | None]:
+    """What a command is about: a gateway, and a key or an ext."""
+    if command.key is not None:
+        return command.gateway, command.key, None
+    assert isinstance(command, CancelTimer)
+    return command.gateway, None, command.ext
 
 
 class TimerScheduler:
@@ -110,7 +106,6 @@ class TimerScheduler:
 
     Args:
         make_wheel: Makes an empty ring that starts at a moment.
-        under_way: Makes commands, and has none yet.
         decided: Receives records and commands.
         at: The start.
         retry_policy: The times of further attempts.
@@ -121,7 +116,6 @@ class TimerScheduler:
     def __init__(
         self,
         make_wheel: Callable[[float], Wheel],
-        under_way: CommandsUnderWay,
         decided: Decisions,
         *,
         at: Instant,
@@ -146,7 +140,10 @@ class TimerScheduler:
         self._horizon = (_NEVER, 0)  # `next` and id: timers up to there are on the ring
         self._reading_until: int | None = None  # the end of the current read
         self._claimed: dict[int, int] = {}  # due timers being read: gateway's number
-        self._under_way = under_way
+        # How many commands are issued and not applied yet, by what they are about; and how
+        # many of them create a timer.
+        self._under_way: dict[tuple[str, str | None, str | None], int] = {}
+        self._new = 0
         self._changed_since_read: set[int] = set()
 
     def resume(self, next_id: int, states: dict[str, int]) -> None:
@@ -171,7 +168,7 @@ class TimerScheduler:
         now = at.state_ms
         match request:
             case After(key, seconds, payload, ext):
-                live = self.states[PENDING] + self.states[FIRED] + self._under_way.new
+                live = self.states[PENDING] + self.states[FIRED] + self._new
                 if live >= self._max_live:
                     return False
                 until = at.state_s + seconds
@@ -202,7 +199,14 @@ class TimerScheduler:
 
     def applied(self, commands: Iterable[TimerCommand], done: TimerTransaction) -> None:
         """Update the ring and the counts from a durable transaction."""
-        self._under_way.settle(commands)
+        for command in commands:
+            subject = _subject_of(command)
+            count = self._under_way[subject]
+            if count == 1:
+                del self._under_way[subject]
+            else:
+                self._under_way[subject] = count - 1
+            self._new -= isinstance(command, CreateTimer)
         self.results.update(done.results)
         self.states.update(done.states)
         if self._is_reading:
@@ -337,13 +341,16 @@ class TimerScheduler:
 
     def fire(
         self, rows: Iterable[Due], at: Instant, delivered: Mapping[str, int]
-    ) -> Fired:
+    ) -> list[float]:
         """Fire the claimed timers that are due, by their rows, or end their attempts.
 
         *delivered* has by gateway the seq up to which records were sent to it: an attempt
         whose record was not sent yet is not given up.
+
+        Returns:
+            The lateness of each timer that fired, in seconds.
         """
-        fired = Fired([], [])
+        lateness = list[float]()
         claimed, self._claimed = self._claimed, {}
         for timer, payload in rows:
             gateway = claimed.get(timer.id)
@@ -353,19 +360,24 @@ class TimerScheduler:
                 or timer.next is None
             ):
                 continue
-            if self._under_way.has(timer.gateway, timer.key, timer.ext):
-                fired.waiting.append((timer.gateway, timer.key))
+            if self._is_under_way(timer):
                 self._insert(timer.id, gateway, at.state_s + LOOK_AGAIN_S)
             elif timer.next / 1000 > at.state_s:  # as the ring compares
                 self._insert(timer.id, gateway, timer.next / 1000)
             elif timer.state == PENDING:
-                fired.lateness.append(at.state_s - timer.next / 1000)
+                lateness.append(at.state_s - timer.next / 1000)
                 self._fire(timer, payload, at)
             else:
                 self._end_attempt(timer, at, delivered[timer.gateway])
-        return fired
+        return lateness
 
     # --- within ---------------------------------------------------------------
+
+    def _is_under_way(self, timer: TimerState) -> bool:
+        """Whether a command for its key or ext is under way."""
+        gateway, ext, under_way = timer.gateway, timer.ext, self._under_way
+        is_ext = ext is not None and (gateway, None, ext) in under_way
+        return is_ext or (gateway, timer.key, None) in under_way
 
     @property
     def _is_reading(self) -> bool:
@@ -373,7 +385,9 @@ class TimerScheduler:
 
     def _issue(self, command: TimerCommand) -> None:
         self._decided.changes.commands.append(command)
-        self._under_way.issue(command)
+        subject = _subject_of(command)
+        self._under_way[subject] = self._under_way.get(subject, 0) + 1
+        self._new += isinstance(command, CreateTimer)
 
     @property
     def _loads_until(self) -> int:
@@ -392,8 +406,8 @@ class TimerScheduler:
         if left_ms > ROUNDING_MS:
             self._issue(LookLater(gateway, key, seq, now + ceil(left_ms)))
         elif delivered_seq < seq:
-            away_ms = max(attempt_ms, min(AWAY_ATTEMPTS * attempt_ms, MOST_AWAY_MS))
-            self._issue(LookLater(gateway, key, seq, now + away_ms))
+            until = now + self.retry_policy.away_ms
+            self._issue(LookLater(gateway, key, seq, until))
         else:
             self._issue(GiveUp(gateway, key, seq, now))
 

@@ -17,7 +17,7 @@ from liveness.cluster.questions import ClusterQuestions, Unanswered
 from liveness.core.access import Peer
 from liveness.core.effects import AskCluster
 from liveness.core.links.cluster_questions import ClusterSession, Partial
-from liveness.core.records import GATEWAY, Instant, TimerRecord, Uid
+from liveness.core.records import GATEWAY, Instant, Uid
 from liveness.core.server import Server, ServerParts
 from liveness.core.sessions.attended_clock import WindowedMax
 from liveness.core.sessions.clearance import DISK, PAUSED
@@ -322,10 +322,10 @@ class Engine:
         if due_in < self._turns_at - self._clock.mono():
             self.turn_wanted.notify()
 
-    def fire_again(self, records: list[TimerRecord]) -> None:
-        """Have timers fire again whose records their gateways will never receive."""
+    def fire_again(self, gateway: str, attempts: list[tuple[str, int]]) -> None:
+        """Have timers fire again; see `Server.fire_again`."""
         with self.shell as server:
-            server.fire_again(records, self.instant())
+            server.fire_again(gateway, attempts, self.instant())
 
     # --- for an operator ------------------------------------------------------
 

@@ -62,8 +62,6 @@ class EngineShell(Shell):
                 older = self.sockets[effect.link].link
                 self.reader.read_sent(older, self._attended.now)
                 self._server.replace(older)
-            case effects.WriteAttempt():
-                self._log_writer.write_attempt(effect.gateway, effect.key)
             case effects.SearchSkipped():
                 self._skipped_attempts.wake.notify()
             case effects.AskCluster():

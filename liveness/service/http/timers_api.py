@@ -136,9 +136,6 @@ class TimersApi:
         gateway, key = body["gateway"], body["key"]
         unchanged = "nothing was changed, ask again"
         await written(self._log_writer, unchanged, gateway=gateway)
-        # An attempt's record may be durable before the table has it.
-        self._log_writer.write_attempt(gateway, key)
-        await written(self._log_writer, unchanged, gateway=gateway)
         timer = await self._newest_of(gateway, key)
         subject = f"the timer {key!r} of {gateway!r}"
         if "damaged" in timer:

@@ -1,18 +1,16 @@
-"""Searches the records that gateways skipped for attempts of their timers.
+"""Has timers fire again whose attempts are among records that their gateways skipped.
 
 What is skipped, and why, is in `core.links.skipped_ranges`.
 """
 
 import sqlite3
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import structlog
 import trio
 
 from liveness.core.links.skipped_ranges import SkippedRanges
-from liveness.core.records import TIMER, Subscription, TimerRecord
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
@@ -22,14 +20,17 @@ from liveness.service.timers import timer_reader
 from liveness.service.timers.state_writer import StateWriter
 
 # Attempts that fire again at once. Each takes one command to the timers' table.
-ATTEMPTS_AT_ONCE: Final = 1_000
+ATTEMPTS_AT_ONCE: Final = 10_000
 RETRY_S: Final = 1.0
+
+# Called with a gateway, and the keys and seqs of some of its attempts.
+FireAgain = Callable[[str, list[tuple[str, int]]], object]
 
 _log = structlog.get_logger("timers")
 
 
 class SkippedAttempts:
-    """Reads the skipped ranges of the log."""
+    """Searches the timers' table for attempts in the skipped ranges of the log."""
 
     def __init__(
         self,
@@ -43,59 +44,43 @@ class SkippedAttempts:
         self._ranges = ranges
         self._log_writer = log_writer
         self._limiter = limiter
+        self._clock = clock
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
-    async def run(self, fire_again: Callable[[list[TimerRecord]], object]) -> None:
+    async def run(self, fire_again: FireAgain) -> None:
         """Search skipped ranges for ever; call *fire_again* with the attempts found."""
         while True:
             await self.wake.wait()
-            while self._ranges.gateways():
-                # Ranges are read from disk, and may not be durable yet.
-                await self._log_writer.flushed_for(None)
-                for gateway in self._ranges.gateways():
-                    await self._read_on(gateway, fire_again)
+            while gateways := self._ranges.gateways():
+                for gateway in gateways:
+                    await self._search(gateway, fire_again)
 
-    async def _read_on(
-        self, gateway: str, fire_again: Callable[[list[TimerRecord]], object]
-    ) -> None:
+    async def _search(self, gateway: str, fire_again: FireAgain) -> None:
         after, until = self._ranges.next(gateway)
-        # A range added since may not be durable yet.
-        until = min(until, self._log_writer.durable_seq)
+        # The attempts, and what was found of them before, may not be in the table yet.
+        await self._log_writer.flushed_for(gateway)
+        table = self._log_writer.timers.table
+        due_until = self._clock.state_ms() + table.retry_policy.away_ms
+
+        def read() -> list[tuple[str, int]]:
+            with reading(table.path) as db:
+                return timer_reader.attempts(
+                    db,
+                    gateway,
+                    after=after or 0,
+                    until=until,
+                    due_until=due_until,
+                    limit=ATTEMPTS_AT_ONCE,
+                )
+
         try:
-            if after is None:
-                after = await self._before_first_run(gateway, until)
-            read = partial(
-                self._log_writer.store.read,
-                after=after,
-                until=until,
-                wanted=Subscription(gateway, frozenset({TIMER})),
-                limit=ATTEMPTS_AT_ONCE,
-            )
-            page = await in_thread(read, limiter=self._limiter)
+            found = await in_thread(read, limiter=self._limiter)
         except (sqlite3.Error, OSError) as error:
-            message = "the log cannot be read for timers; it is tried again"
+            message = "skipped attempts of timers cannot be read; it is tried again"
             self._every(_log.warning, message, key=message, error=str(error))
             await trio.sleep(RETRY_S)
             return
-        if runs := [run for run in page.records if isinstance(run, TimerRecord)]:
-            fire_again(runs)
-            # So at most these commands are queued for the timers' table.
-            await self._log_writer.flushed_for(gateway)
-        self._ranges.searched(gateway, page.reached)
-
-    async def _before_first_run(self, gateway: str, until: int) -> int:
-        """The seq above which a gateway may have attempts; *until* if it has none.
-
-        A new name has none, and must not cause a search of the whole log, which may have
-        gigabytes.
-        """
-        timers = self._log_writer.timers
-
-        def first_in_table() -> int | None:
-            with reading(timers.table.path) as db:
-                return timer_reader.first_attempt(db, gateway)
-
-        # In this order, as attempts move from memory to the table.
-        firsts = [timers.first_run(gateway)]
-        firsts.append(await in_thread(first_in_table, limiter=self._limiter))
-        return min((seq - 1 for seq in firsts if seq is not None), default=until)
+        if found:
+            fire_again(gateway, found)
+        is_all = len(found) < ATTEMPTS_AT_ONCE
+        self._ranges.searched(gateway, until if is_all else found[-1][1])

@@ -4,6 +4,7 @@ Both files have a writer of their own, and one numbering of tickets. An attempt 
 durable in the log before the table gets it: after a crash, the table follows the log.
 """
 
+import math
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -55,7 +56,7 @@ class StateWriter(LogWriter):
         )
         self.timers = timers
         self._fires = deque[Fire]()  # whose records wait for the disk
-        # The timers' table has all attempts up to this seq, but for a `Fire` that waits.
+        # The timers' table has all attempts up to this seq.
         self._flushed_seq = 0
         self._flush_progress = trio.Event()
 
@@ -82,7 +83,7 @@ class StateWriter(LogWriter):
 
     @property
     def commands_pending(self) -> int:
-        """The weight of the timer commands that wait for the disk."""
+        """How many requests about timers wait for the disk."""
         return self.timers.pending
 
     @property
@@ -94,7 +95,7 @@ class StateWriter(LogWriter):
 
     @property
     def durable_ticket(self) -> int:
-        """All changes up to this ticket are durable, except timers without space."""
+        """All changes up to this ticket are durable."""
         return self._before(self.timers.oldest_ticket)
 
     def ticket_of(self, gateway: str) -> int:
@@ -118,10 +119,6 @@ class StateWriter(LogWriter):
             self.timers.append(commands, ticket=commit.ticket)
         super().append(commit)
 
-    def write_attempt(self, gateway: str, key: str) -> None:
-        """Write the waiting attempt of a timer to the timers' table now, if it has one."""
-        self.timers.write_fire_now(gateway, key, ticket=self._appended)
-
     def flush(self) -> int:
         """Queue all decisions and moved cursors; return the ticket to wait for."""
         commit = self._decided.commit(with_cursors=True)
@@ -130,17 +127,25 @@ class StateWriter(LogWriter):
         return self._appended
 
     async def flushed(self) -> None:
-        """Wait until all changes so far are durable, except timers without space."""
+        """Wait until all changes so far are durable."""
         ticket = self.flush()
         self.hurry()
         while self.durable_ticket < ticket:
             await self._flush_progress.wait()
 
     async def flushed_for(self, gateway: str | None) -> None:
-        """Wait as `flushed`, but only for timer commands of *gateway*; None: for none."""
+        """Wait as `flushed`, but only for timer commands of *gateway*; None: for none.
+
+        The timers' table then also has the attempts that were decided so far.
+        """
         ticket = self.flush()
         self.hurry()
-        while self.log_ticket < ticket or self.timers.writes(gateway, ticket):
+        while self.log_ticket < ticket:
+            await self._flush_progress.wait()
+        if gateway is None:
+            return
+        ticket = self._appended  # of the attempts, which were queued just now
+        while (self.timers.oldest_ticket_of(gateway) or math.inf) <= ticket:
             await self._flush_progress.wait()
 
     def notify_flushed(self) -> None:
@@ -154,7 +159,7 @@ class StateWriter(LogWriter):
             while self._fires and self._fires[0].seq <= until:
                 fires.append(self._fires.popleft())
             # Before the attempt is published, so that its answer is queued behind it.
-            self.timers.add_fires(fires, until=until)
+            self.timers.add_fires(fires, until=until, ticket=self._appended)
         super()._publish(batch)
         self.notify_flushed()
 
@@ -191,9 +196,7 @@ class StateWriter(LogWriter):
                 self.note_use(key)
             with trio.move_on_after(FLUSH_S) as waiting:
                 await self.flushed()
-                # A `Fire` has no ticket: a table that cannot be written may lack it.
-                if self.timers.writer.failure is None:
-                    self._flushed_seq = seq
+                self._flushed_seq = seq
             if waiting.cancelled_caught or trio.current_time() < forgets_from:
                 # Forget no name: a later use of it may not be durable yet, or not be noted
                 # if the host slept for longer than the retention shortly before a stop.
@@ -235,6 +238,6 @@ class StateWriter(LogWriter):
         The log keeps the attempts that the timers' table lacks: after a crash, they are
         read from it.
         """
-        is_followed = not (self.timers.pending or self.timers.runs)
+        is_followed = not (self.timers.pending or self.timers.fires)
         followed = max(self._flushed_seq, self.timers.table.seq)
         return self.durable_seq if is_followed else followed

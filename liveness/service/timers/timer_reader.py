@@ -89,11 +89,25 @@ def read_coming(db: sqlite3.Connection, window: LoadedWindow) -> list[Coming]:
     return [Coming._make(row) for row in rows]
 
 
-def first_attempt(db: sqlite3.Connection, gateway: str) -> int | None:
-    """The seq of a gateway's oldest attempt under way; None if there is none."""
-    query = "select min(seq) from timers where gateway = ? and state = 'fired'"
-    first: int | None = single_value(db, query, [gateway])
-    return first
+def attempts(
+    db: sqlite3.Connection,
+    gateway: str,
+    *,
+    after: int,
+    until: int,
+    due_until: int,
+    limit: int,
+) -> list[tuple[str, int]]:
+    """Keys and seqs of a gateway's attempts with a seq above *after*, up to *until*.
+
+    They are looked up by the time at which they are over, up to *due_until*.
+    """
+    query = """
+        select key, seq from timers indexed by timers_next
+        where next is not null and next <= ? and state = 'fired' and gateway = ?
+            and seq > ? and seq <= ? order by seq limit ?
+    """
+    return db.execute(query, [due_until, gateway, after, until, limit]).fetchall()
 
 
 def _loads(data: bytes) -> Any:

@@ -12,6 +12,7 @@ rows lie together at the end of the table.
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from liveness.core.timer_states import (
@@ -22,7 +23,6 @@ from liveness.core.timer_states import (
     STATES,
     TimerState,
 )
-from liveness.core.timers.timer_commands import ADDED, CHANGED, ENDED
 from liveness.service.storage.database import ROWS_AT_ONCE
 
 ENDED_STATES: Final = (DONE, FAILED, CANCELLED, REPLACED)
@@ -175,26 +175,24 @@ select json_array(json_group_array(id), max(place)) from (
     limit :most)
 """
 
-# Without the columns of an attempt, which a new timer has not had: to bind their nulls
-# would take a third more time.
 INSERT_TIMERS: Final = RowsStatement(
-    f"insert into timers (attempts, {', '.join(map(_column, ADDED))}, payload) values",
-    f"(0, {', '.join('?' * len(ADDED))}, ?)",
+    f"insert into timers ({', '.join(map(_column, TimerState._fields))}, payload) values",
+    f"(?{', ?' * len(TimerState._fields)})",
 )
 
+# The columns written for a changed timer; the first is its id.
+_CHANGED: Final = (
+    "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
+)  # fmt: skip
+changed_values: Final = itemgetter(*map(TimerState._fields.index, _CHANGED))
 
-def _update(columns: tuple[str, ...], also: str = "") -> RowsStatement:
-    """An update of these columns; the first is the id."""
-    sets = ", ".join(f"{column} = given.{column}" for column in columns[1:])
-    return RowsStatement(
-        f"with given ({', '.join(columns)}) as (values",
-        f"({', '.join('?' * len(columns))})",
-        f") update timers set {sets}{also} from given where timers.id = given.id",
-    )
-
-
-UPDATE_TIMERS: Final = _update(CHANGED)
-END_TIMERS: Final = _update(ENDED, ", next = null")
+UPDATE_TIMERS: Final = RowsStatement(
+    f"with given ({', '.join(_CHANGED)}) as (values",
+    f"({', '.join('?' * len(_CHANGED))})",
+    f""") update timers set {
+        ", ".join(f"{column} = given.{column}" for column in _CHANGED[1:])
+    } from given where timers.id = given.id""",
+)
 
 ADD_TO_STATES: Final = """
 update states set timers = timers + json_extract(:added, '$.' || state)

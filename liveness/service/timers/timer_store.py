@@ -21,8 +21,9 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from liveness.core.state_time import StateTime
 from liveness.core.timer_states import (
@@ -30,11 +31,11 @@ from liveness.core.timer_states import (
     RETRY_POLICY,
     STATES,
     CancelTimer,
+    Fire,
     RetryPolicy,
     TimerCommand,
-    split_new_timers,
 )
-from liveness.core.timers.timer_commands import Named, TimerTransaction, named_by
+from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.service.storage.database import (
     check_structure,
     connect,
@@ -91,15 +92,6 @@ def check_not_emptied(path: Path, *, next_seq: int) -> None:
     """
     if next_seq > 1 and size_of(path) == 0:
         raise damage_error("it is empty, and the log is not")
-
-
-class WriteResult(NamedTuple):
-    """What became of the commands of one transaction."""
-
-    outcome: TimerTransaction
-    unfinished: list[CancelTimer]  # had too many timers to cancel: repeat them
-    without_room: list[TimerCommand]  # not applied: they need a larger file
-    error: sqlite3.Error | None  # the error of those
 
 
 class TimerStore:
@@ -218,51 +210,30 @@ class TimerStore:
 
     # --- writing --------------------------------------------------------------
 
-    def write_what_fits(
-        self, commands: Sequence[TimerCommand], *, seq: int = 0
-    ) -> WriteResult:
-        """Apply commands like `write`; on a full disk, all except new timers.
-
-        The others rarely need a larger file. If they do, to split a page, they may use
-        half of the room that is left for a WAL.
-        """
-        try:
-            return WriteResult(*self.write(commands, seq=seq), [], None)
-        except sqlite3.OperationalError as error:
-            now, without_room = split_new_timers(commands)
-            if not is_full(error) or not without_room:
-                raise
-            written = self.write(now, seq=seq, room=WAL_ROOM_BYTES // 2)
-            return WriteResult(*written, without_room, error)
-
     def write(
-        self,
-        commands: Sequence[TimerCommand],
-        *,
-        seq: int = 0,
-        room: int = WAL_ROOM_BYTES,
+        self, commands: Sequence[TimerCommand], *, seq: int = 0
     ) -> tuple[TimerTransaction, list[CancelTimer]]:
         """Apply commands in one transaction.
 
         Args:
             commands: In the order in which they came.
             seq: With them, the table has followed the log up to here; 0: as before.
-            room: Bytes that growth has to leave free on the disk.
         Returns:
             The outcome; and the cancels to repeat in the next transaction, as they were
             about too many timers for this one.
         """
-        named = named_by(commands)
-        self._limit_size(room)
+        newest = max(
+            (command.seq for command in commands if isinstance(command, Fire)),
+            default=0,
+        )
+        self._limit_size()
         with transaction(self._db):
-            rows, unfinished_exts = self._find(named)
+            rows, unfinished_exts = self._find(commands)
             outcome = TimerTransaction(commands, rows, self.retry_policy)
             self._store(outcome)
-            self._write_meta(seq, named.newest)
-        self._raise_meta(seq, named.newest)
+            self._write_meta(seq, newest)
+        self._raise_meta(seq, newest)
         self.wal.keep_growth_small()
-        if not unfinished_exts:
-            return outcome, []
         # Of several cancels of one ext, the last one cancels all that is left.
         unfinished = {
             (command.gateway, command.ext): command
@@ -291,25 +262,37 @@ class TimerStore:
         """Update the copies in memory, after the commit."""
         self.seq, self.newest = max(self.seq, seq), max(self.newest, newest)
 
-    def _find(self, named: Named) -> tuple[list[list[Any]], list[_Ext]]:
+    def _find(
+        self, commands: Sequence[TimerCommand]
+    ) -> tuple[list[list[Any]], list[_Ext]]:
         """The rows that commands are about; and the exts that may have more timers."""
-        ids: list[int] = []
-        unfinished: list[_Ext] = []
-        if named.exts:
-            values = {"exts": json.dumps(named.exts), "most": EXT_STEP}
-            ids, place = json.loads(
-                single_value(self._db, timer_sql.LIVE_IDS_OF_EXTS, values)
-            )
-            if len(ids) == EXT_STEP:
-                unfinished = named.exts[place:]
-        rows, _ = timer_sql.NEWEST_OF_KEYS.read(self._db, named.keys)
-        return rows + timer_sql.TIMERS_BY_ID.read(self._db, ids)[0], unfinished
+        keys, exts = dict[tuple[str, str], None](), dict[_Ext, None]()
+        for command in commands:
+            if command.key is not None:
+                keys[command.gateway, command.key] = None
+            elif isinstance(command, CancelTimer) and command.ext is not None:
+                exts[command.gateway, command.ext, command.below] = None
+        rows, _ = timer_sql.NEWEST_OF_KEYS.read(self._db, [*chain(*keys)])
+        if not exts:
+            return rows, []
+        values = {"exts": json.dumps([*exts]), "most": EXT_STEP}
+        ids, place = json.loads(
+            single_value(self._db, timer_sql.LIVE_IDS_OF_EXTS, values)
+        )
+        rows += timer_sql.TIMERS_BY_ID.read(self._db, ids)[0]
+        return rows, [*exts][place:] if len(ids) == EXT_STEP else []
 
     def _store(self, outcome: TimerTransaction) -> None:
         """Write the rows that a transaction added or changed, as they are now."""
-        timer_sql.INSERT_TIMERS.execute(self._db, outcome.added_values)
-        timer_sql.UPDATE_TIMERS.execute(self._db, outcome.changed_values)
-        timer_sql.END_TIMERS.execute(self._db, outcome.ended_values)
+        added, changed = list[Any](), list[Any]()
+        for timer in outcome.changed:
+            if timer.id in outcome.payloads:
+                added += timer
+                added.append(outcome.payloads[timer.id])
+            else:
+                changed += timer_sql.changed_values(timer)
+        timer_sql.INSERT_TIMERS.execute(self._db, added)
+        timer_sql.UPDATE_TIMERS.execute(self._db, changed)
         if states := {state: count for state, count in outcome.states.items() if count}:
             timer_sql.add_to_states(self._db, states)
 
@@ -351,7 +334,7 @@ class TimerStore:
 
     # --- room on the disk -----------------------------------------------------
 
-    def _limit_size(self, room: int) -> None:
+    def _limit_size(self) -> None:
         """If the disk is nearly full, keep the file from growing into the last space.
 
         It may grow by what fits twice, in the WAL and in the file, with room left for one
@@ -360,7 +343,9 @@ class TimerStore:
         pages, growth, free = self._room()
         most = MOST_PAGES
         if free < SHORT_BYTES:
-            most = pages + max(0, free - growth - room) // 2 // self._page_bytes
+            most = (
+                pages + max(0, free - growth - WAL_ROOM_BYTES) // 2 // self._page_bytes
+            )
         if most != self._most_pages:
             self._db.execute(f"pragma max_page_count = {most}")
             self._most_pages = most

@@ -27,7 +27,7 @@ from liveness.core.timer_states import (
     LookLater,
     RetryPolicy,
 )
-from liveness.core.timers.timer_scheduler import AWAY_ATTEMPTS, SLEPT_S
+from liveness.core.timers.timer_scheduler import SLEPT_S
 from liveness.core.wheel.wheel import Wheel
 from tests.core.timers_rig import Rig
 from tests.helpers.strategies import BOUNDED, examples
@@ -207,7 +207,7 @@ class Modelled(Rig):
             if isinstance(order, LookLater):
                 assert left_ms > 0 or not was_handed
                 wait_ms = order.until - int(self.ms)
-                if wait_ms != AWAY_ATTEMPTS * SHORT.attempt_ms or was_handed:
+                if wait_ms != SHORT.away_ms or was_handed:
                     assert wait_ms == pytest.approx(left_ms, abs=2)
                 self.change(number, ends=order.until)
             else:
@@ -452,7 +452,7 @@ class Timers(RuleBasedStateMachine):
         rig.read()
         rig.hand_in()
         # The runs that were not handed are looked at.
-        rig.wait(AWAY_ATTEMPTS * SHORT.attempt_ms / 1000)
+        rig.wait(SHORT.away_ms / 1000)
         while rig.live:
             rig.wait(PROMPT_MS / 1000)
             rig.check_prompt()
@@ -620,9 +620,7 @@ def test_undelivered_runs_do_not_keep_other_timers_from_the_ring(
     assert record.gateway == "here"
     del rig.handed["away"]
     rig.done("k", gateway="here")
-    again = rig.wait(
-        (AWAY_ATTEMPTS * SHORT.attempt_ms + SHORT.waits_ms[0]) / 1000 + 0.5
-    )
+    again = rig.wait((SHORT.away_ms + SHORT.waits_ms[0]) / 1000 + 0.5)
     assert Counter(it.attempt for it in again) == {2: 30}
 
 

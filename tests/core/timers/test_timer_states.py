@@ -19,12 +19,6 @@ from liveness.core.timer_states import (
     RETRY_POLICY,
     UNANSWERED,
     CancelTimer,
-    CompleteTimer,
-    CreateTimer,
-    Fire,
-    TimerCommand,
-    TimerState,
-    split_new_timers,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.wheel.wheel import Wheel
@@ -326,33 +320,3 @@ def test_states_follow_what_is_forgotten(rig: Rig) -> None:
     assert rig.timetable.states["done"] == 1
     rig.timetable.deleted({"done": 1})
     assert +rig.timetable.states == {}
-
-
-def test_orders_that_need_no_larger_table_pass_new_timers_of_other_keys() -> None:
-    def new(gateway: str, key: str) -> CreateTimer:
-        timer = TimerState(
-            1, gateway, key, None, PENDING, 1, 1, 0, None, 1, None, 1, None, 1
-        )
-        return CreateTimer(timer, None)
-
-    done = CompleteTimer("a", "old", None, True, None, False, 1)
-    fire = Fire("a", "new", 1, 1, 1)
-    behind = CancelTimer("a", "new", None, 9, 1)
-    exts = {of: CancelTimer(of, None, "x", 9, 1) for of in "ab"}
-    first, other = new("a", "new"), new("b", "other")
-    orders: list[TimerCommand] = [
-        first,
-        done,
-        fire,
-        behind,
-        exts["a"],
-        exts["b"],
-        other,
-    ]
-    now = [done, fire, exts["a"], exts["b"]]
-    assert split_new_timers(orders) == (now, [first, behind, exts["a"], other])
-    # Where one of a gateway waits already, its others wait as well, and none of others.
-    assert split_new_timers(orders, {("a", "old")}) == (
-        [fire, exts["a"], exts["b"], other],
-        [first, done, behind, exts["a"]],
-    )

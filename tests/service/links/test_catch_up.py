@@ -26,7 +26,6 @@ from liveness.core.timer_states import (
     RetryTimer,
     TimerCommand,
     TimerState,
-    key_of,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.service import app
@@ -278,13 +277,13 @@ def settled(orders: Iterable[TimerCommand]) -> dict[int, TimerState]:
 
 def left_alone(orders: list[TimerCommand], since: int) -> set[object]:
     """The keys of which, from a run on that is later than *since*, only runs follow."""
-    fired, left = set[object](), set[object](map(key_of, orders))
+    fired, left = set[object](), set[object]((it.gateway, it.key) for it in orders)
     for order in orders:
         if isinstance(order, Fire):
             if order.seq > since:
-                fired.add(key_of(order))
-        elif key_of(order) in fired:
-            left.discard(key_of(order))
+                fired.add((order.gateway, order.key))
+        elif (order.gateway, order.key) in fired:
+            left.discard((order.gateway, order.key))
     return left
 
 

@@ -30,7 +30,6 @@ from liveness.core.timer_states import (
     CreateTimer,
     Fire,
     TimerCommand,
-    gateway_of,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.metrics.counts import Counts
@@ -40,10 +39,9 @@ from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.timers import timer_store, timer_writer
 from liveness.service.timers.state_writer import TRIM_EVERY_S, StateWriter
-from liveness.service.timers.timer_store import TimerStore, WriteResult
+from liveness.service.timers.timer_store import TimerStore
 from liveness.service.timers.timer_writer import (
     COMMIT_COMMANDS,
-    FIRE_WAIT_S,
     FOLLOW_RECORDS,
     TimerWriter,
 )
@@ -137,9 +135,8 @@ async def rig(
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three orders fill a transaction, and one late run goes with each."""
+    """Three orders fill a transaction."""
     monkeypatch.setattr(timer_writer, "COMMIT_COMMANDS", 3)
-    monkeypatch.setattr(timer_writer, "LATE_FIRES", 1)
 
 
 def after(number: int, *, ext: str | None = None) -> CreateTimer:
@@ -197,24 +194,6 @@ async def test_orders_are_committed_together_up_to_a_number(rig: Rig) -> None:
     assert rig.states() == {"pending": 4 * part + COMMIT_COMMANDS + 2}
 
 
-async def test_large_orders_are_committed_together_up_to_4_mb(rig: Rig) -> None:
-    with_4_kib = [after(n)._replace(payload="é" * 2_048) for n in range(2, 1_800)]
-    answers = [
-        CompleteTimer("h", f"k{n}", None, False, "x" * 1_024, False, AT_MS)
-        for n in range(10)
-    ]
-    with disk.locked(rig.table.path):
-        rig.give(after(1))
-        await wait_all_tasks_blocked()
-        rig.give(*with_4_kib, *answers)
-        pending_by_gateway = {"g": 1 + 5 * len(with_4_kib), "h": 2 * len(answers)}
-        assert rig.timers.pending_by_gateway == pending_by_gateway
-    await rig.log_writer.flushed()
-    # Of 4,000 the answers take two each, and the timers five each: one over.
-    assert rig.sizes == [1, 796 + 10, 800, 1_798 - 796 - 800]
-    assert rig.timers.pending_by_gateway == {}
-
-
 async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
     rig: Rig,
 ) -> None:
@@ -226,30 +205,17 @@ async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
         while rig.states() != {"cancelled": 1}:
             await rig.wrote_table.wait()
         assert disk.rows(rig.table.path, "select seq from timers") == [(None,)]
-    await rig.log_writer.flushed()
-    await trio.sleep(FIRE_WAIT_S + 1)
+    await rig.log_writer.flushed_for("g")
     found = disk.rows(rig.table.path, "select state, seq from timers")
     assert found == [("cancelled", 1)]
 
 
-async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) -> None:
+async def test_a_run_is_in_the_table_soon_after_the_log(rig: Rig) -> None:
     await rig.runs(3)
-    assert (rig.log_writer.durable_ticket, rig.timers.runs) == (
-        rig.log_writer._decided.ticket,
-        3,
-    )
-    assert rig.log_writer.pending == 0  # nothing is owed to the disk
-    await rig.write(done(2))
-    assert rig.settled[1:] == [[fire(2, 2), done(2)]]
-    assert rig.states() == {"pending": 2, "done": 1}
-    # The table has not followed the log beyond the first that it lacks.
-    assert (rig.table.seq, rig.table.newest) == (0, 2)
-    await rig.write(done(1))
-    assert (rig.table.seq, rig.table.newest) == (2, 2)
-    await trio.sleep(FIRE_WAIT_S + 1)
-    assert rig.settled[3:] == [[fire(3, 3)]]
-    assert rig.states() == {"fired": 1, "done": 2}
-    assert (rig.table.seq, rig.timers.runs) == (3, 0)
+    await rig.log_writer.flushed_for("g")
+    assert rig.states() == {"fired": 3}
+    assert (rig.table.seq, rig.table.newest, rig.timers.fires) == (3, 3, 0)
+    assert rig.log_writer.pending == 0
 
 
 async def test_a_run_precedes_an_order_given_when_it_is_published(rig: Rig) -> None:
@@ -260,71 +226,12 @@ async def test_a_run_precedes_an_order_given_when_it_is_published(rig: Rig) -> N
     assert [*chain(*rig.settled[1:])] == [fire(1, 1), cancel(1)]
 
 
-async def test_a_run_that_somebody_asks_about_is_written_at_once(rig: Rig) -> None:
-    await rig.runs(2)
-    began = trio.current_time()
-    for key in ("k2", "k2", "unknown"):
-        rig.timers.write_fire_now("g", key, ticket=rig.log_writer._decided.ticket)
-        await rig.log_writer.flushed()
-        assert rig.states() == {"pending": 1, "fired": 1}
-    assert trio.current_time() == began
-    assert rig.settled[1:] == [[fire(2, 2)]]
-    assert rig.timers.runs == 1
-
-
-async def test_unanswered_runs_are_written_among_endless_orders(rig: Rig) -> None:
-    await rig.runs(1)
-    for number in range(2, 100):
-        await trio.sleep(FIRE_WAIT_S / 20)
-        rig.give(after(number))
-    assert rig.states()["fired"] == 1
-
-
-async def test_no_more_runs_wait_than_may(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timer_writer, "MOST_WAITING_FIRES", 5)
-    await rig.runs(8)
-    began = trio.current_time()
-    while len(rig.settled) < 2:
-        await rig.wrote_table.wait()
-    assert trio.current_time() == began
-    assert rig.settled[1:] == [[fire(n, n) for n in (1, 2, 3)]]
-
-
 @pytest.mark.usefixtures("few")
-async def test_late_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> None:
+async def test_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> None:
     await rig.runs(8)
-    await trio.sleep(FIRE_WAIT_S + 1)
-    assert rig.sizes == [3, 3, 2, 3, 3, 2]
+    await rig.log_writer.flushed_for("g")
+    assert (max(rig.sizes), sum(rig.sizes)) == (3, 16)
     assert rig.states() == {"fired": 8}
-
-
-@pytest.mark.usefixtures("few")
-async def test_late_runs_are_committed_with_orders_that_leave_no_room(rig: Rig) -> None:
-    await rig.runs(2)
-    with disk.locked(rig.table.path):
-        for lot in range(4):
-            rig.give(*asked(3 + 3 * lot, 3))
-        await trio.sleep(FIRE_WAIT_S + 1)
-    await rig.log_writer.flushed()
-    assert rig.sizes == [2, 3, 4, 4, 3]
-
-
-@pytest.mark.usefixtures("few")
-async def test_runs_before_a_cancel_by_ext_are_committed_in_pieces(rig: Rig) -> None:
-    await rig.runs(7)
-    await rig.write(cancel_ext(8))
-    assert rig.sizes == [3, 3, 1, 3, 3, 2]
-
-
-async def test_a_cancel_by_ext_takes_along_its_gateways_runs(rig: Rig) -> None:
-    await rig.runs(2, of=3)
-    await rig.write(cancel_ext(8, "h"))
-    assert (rig.sizes, rig.timers.runs) == ([3, 1], 2)
-    await rig.write(cancel_ext(8))
-    assert rig.settled[2:] == [[fire(1, 1), fire(2, 2), cancel_ext(8)]]
-    assert rig.states() == {"cancelled": 3}
 
 
 @pytest.mark.usefixtures("few")
@@ -346,7 +253,7 @@ async def test_gateways_have_equal_shares_of_a_transaction(
         )
         assert oldest == (1, 2, 3)
     await rig.log_writer.flushed()
-    shares = ["".join(map(gateway_of, orders)) for orders in rig.settled]
+    shares = ["".join(it.gateway for it in orders) for orders in rig.settled]
     assert shares == ["gggg", "high", "gggg", "ggg"]
     left = timers.oldest_ticket, timers.oldest_ticket_of("g"), timers.pending_by_gateway
     assert left == (None, None, {})
@@ -374,11 +281,11 @@ class HeldTable(TimerStore):
         self.gate = threading.Semaphore(0)
         super().__init__(folder, log=log)
 
-    def write_what_fits(
-        self, orders: Sequence[TimerCommand], *, seq: int = 0
-    ) -> WriteResult:
+    def write(
+        self, commands: Sequence[TimerCommand], *, seq: int = 0
+    ) -> tuple[TimerTransaction, list[CancelTimer]]:
         self.gate.acquire()
-        return super().write_what_fits(orders, seq=seq)
+        return super().write(commands, seq=seq)
 
 
 class Engine:
@@ -405,9 +312,7 @@ class Engine:
                     await self.rig.wrote_log.wait()
             case "write table":
                 timers = self.log_writer.timers
-                if timers.pending or timers.runs:
-                    if timers.oldest_ticket is None:  # all that is left are runs
-                        self.clock.jump(FIRE_WAIT_S)
+                if timers.pending or timers.fires:
                     self.table.gate.release()
                     await self.rig.wrote_table.wait()
             case _:
@@ -460,7 +365,7 @@ class Engine:
 
     async def sync(self) -> None:
         """Let everything through."""
-        while self.log_writer.pending or self.log_writer.timers.runs:
+        while self.log_writer.pending or self.log_writer.timers.fires:
             await self.act("write log")
             await self.act("write table")
             self.check()
@@ -502,8 +407,6 @@ def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
     with pytest.MonkeyPatch.context() as few:
         few.setattr(timer_store, "EXT_STEP", 2)
         few.setattr(timer_writer, "COMMIT_COMMANDS", 3)
-        few.setattr(timer_writer, "LATE_FIRES", 1)
-        few.setattr(timer_writer, "MOST_WAITING_FIRES", 4)
         few.setattr(log_writer, "COMMIT_RECORDS", 2)
         few.setattr(log_writer, "COMMIT_EVERY_S", 0.0)
         trio.run(live, clock=clock)
@@ -534,32 +437,6 @@ async def test_a_table_that_cannot_be_written_loses_nothing(rig: Rig) -> None:
     assert {line.get("path", path) for line in logs} == {path}
 
 
-async def test_without_room_for_new_timers_everything_else_is_written(rig: Rig) -> None:
-    log_writer, timers = rig.log_writer, rig.timers
-    await rig.write(after(1))
-    with disk.full(rig.table._db):
-        rig.give(*asked(2, 500))
-        append(log_writer, run(1, 1))
-        append(log_writer, login(2))
-        await trio.sleep(3.5)
-        assert [record.seq for record in rig.published] == [1, 2]
-        assert (log_writer.durable_seq, log_writer.records_pending) == (2, 0)
-        assert timers.runs == 0
-        assert rig.states() == {"fired": 1}
-        # What is asked of a key that waits comes after it.
-        await rig.write(cancel(2), cancel(1))
-        assert rig.states() == {"cancelled": 1}
-        assert (timers.pending_by_gateway, timers.oldest_ticket_of("g")) == (
-            {"g": 501},
-            2,
-        )
-        assert log_writer.failure is not None
-    await trio.sleep(1)
-    assert log_writer.failure is None
-    assert timers.pending_by_gateway == {}
-    assert rig.states() == {"cancelled": 2, "pending": 499}
-
-
 # --- retention, and how far the table has followed -------------------------------------
 
 
@@ -579,8 +456,7 @@ async def test_the_table_follows_the_log_in_large_steps(rig: Rig) -> None:
 async def test_the_log_is_not_trimmed_past_the_timers_table(rig: Rig) -> None:
     log_writer = rig.log_writer
     await rig.runs(100)
-    await trio.sleep(FIRE_WAIT_S + 1)
-    # It is no new timer that finds no room.
+    await rig.log_writer.flushed_for("g")
     long = [
         CompleteTimer("g", f"k{n}", None, False, "x" * 4_096, True, AT_MS)
         for n in range(1, 101)
