@@ -75,7 +75,6 @@ def _guard_rules(config: Config) -> GuardRules | None:
         guard.least_users,
         guard.hold_s or config.timeout_s,
         config.timeout_s,
-        _reconnect_grace(config),
     )
 
 

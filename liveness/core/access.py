@@ -34,7 +34,6 @@ class Allowed(NamedTuple):
     anyone: bool = False
 
     def admits(self, peer: Peer) -> bool:
-        """Whether *peer* has the right."""
         return (
             self.anyone
             or peer.unix_user in self.users
@@ -87,7 +86,6 @@ class Access:
         return None
 
     def why_no_admin(self, peer: Peer) -> str:
-        """The refusal for a *peer* without the right `admin`."""
         return f"{_user(peer)} may not use admin.sock; see access.admin"
 
 

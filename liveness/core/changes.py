@@ -32,7 +32,6 @@ class Changes:
         return max(len(self.records), len(self.online), 1)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to write."""
         return bool(self.records or self.online or self.commands)
 
     def change_online(self, rows: dict[int, OnlineRow]) -> None:
@@ -87,7 +86,6 @@ class Decisions:
         self.record(offline_of(entry, self.next_seq, gateway, reason, at))
 
     def take(self) -> Changes:
-        """Return all decisions since the last call, in order."""
         changes, self.changes = self.changes, Changes(self.new_batch())
         return changes
 

@@ -64,7 +64,6 @@ class Cursors(dict[tuple[str, str], CursorRow]):
 
     @property
     def has_moved(self) -> bool:
-        """Whether there are changes to write."""
         return bool(self._moved)
 
     def take_moved(self) -> dict[tuple[str, str], CursorRow | None]:
@@ -74,7 +73,6 @@ class Cursors(dict[tuple[str, str], CursorRow]):
         return moved
 
     def put(self, key: tuple[str, str], row: CursorRow) -> None:
-        """Store a cursor."""
         self[key] = row
         self._moved.add(key)
 
@@ -87,14 +85,12 @@ class Cursors(dict[tuple[str, str], CursorRow]):
         in_force: float | None,
         at_ms: int,
     ) -> None:
-        """Store the cursor and the timeouts of a name that said hello."""
         known = self.get(key)
         if known is not None:
             seq = max(seq, known.seq)
         self.put(key, CursorRow(seq, at_ms, timeout, in_force))
 
     def move(self, key: tuple[str, str], seq: int, at_ms: int) -> None:
-        """Note that a name has acknowledged up to *seq*."""
         known = self.get(key)
         if known is not None and known.seq < seq:  # None: the name was forgotten
             self.put(key, known._replace(seq=seq, used_ms=at_ms))
@@ -121,7 +117,6 @@ class Cursors(dict[tuple[str, str], CursorRow]):
             self.put(key, known._replace(used_ms=now_ms))
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Delete a cursor."""
         if key in self:
             self._drop(key)
             self._moved.add(key)

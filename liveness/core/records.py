@@ -149,7 +149,6 @@ class Record(NamedTuple):
         return identity(uid) in (identity(self.uid), identity(self.user))
 
     def as_map(self) -> dict[str, object]:
-        """The record for the wire and every outlet; absent keys are left out."""
         shown: dict[str, object] = {
             "seq": self.seq,
             "kind": self.kind,
@@ -194,25 +193,20 @@ class TimerRecord(NamedTuple):
 
     @property
     def from_gateway(self) -> None:
-        """None: a timer stays with its gateway."""
         return None
 
     @property
     def uid(self) -> None:
-        """None: a timer belongs to no user."""
         return None
 
     @property
     def is_users(self) -> bool:
-        """False: a timer belongs to no user."""
         return False
 
     def is_of(self, _uid: Uid) -> bool:
-        """False: a timer belongs to no user."""
         return False
 
     def as_map(self) -> dict[str, object]:
-        """The record for the wire and every outlet; absent keys are left out."""
         shown: dict[str, object] = {
             "seq": self.seq,
             "kind": self.kind,
@@ -243,11 +237,9 @@ class Gap(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`GAP`."""
         return GAP
 
     def as_map(self) -> dict[str, object]:
-        """The gap for the wire."""
         return {"seq": self.seq, "kind": self.kind, **self._asdict()}
 
 
@@ -287,7 +279,6 @@ class Subscription(NamedTuple):
     users: bool = False
 
     def wants(self, record: Logged) -> bool:
-        """Whether the reader gets this record."""
         if record.kind == TIMER and record.gateway == self.runs:
             return True
         return (

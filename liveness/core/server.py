@@ -213,20 +213,16 @@ class Server:
             self._end_by_fault(arrival.link, error)
 
     def closed(self, link: Link) -> None:
-        """Forget a link whose socket is closed."""
         self._requests.cluster_questions.forget(link)
         self._registry.closed(link)
 
     def expire_handshake(self, link: Link, now: float) -> None:
-        """End a link that has sent no hello in time, unless it has sent one since."""
         self._registry.expire_handshake(link, now)
 
     def end_unread(self, now: float, *, is_disk_short: bool) -> None:
-        """End links that read nothing for too long; see `LinkRegistry.end_unread`."""
         self._registry.end_unread(now, is_disk_short=is_disk_short)
 
     def end_all(self, reason: str, at: Instant) -> None:
-        """End all links with `bye`, once their requests are answered."""
         self._requests.cluster_questions.give_up_all(Partial.ENDED, at)
         self._registry.end_all(reason)
 
@@ -243,7 +239,6 @@ class Server:
         self._report_fault(link, error)
 
     def _end_by_fault(self, link: Link, error: Exception) -> None:
-        """End a link by a bug of the sidecar; the others go on."""
         self._report_fault(link, error)
         message = "a fault of the sidecar, see its log; connect anew"
         self._registry.refuse(link, link.conversation.close(Code.INTERNAL, message))
@@ -300,7 +295,6 @@ class Server:
 
     @property
     def has_resets(self) -> bool:
-        """Whether old sessions of gateways that said `fresh` are being ended."""
         return self._requests.has_resets
 
     def reset_sessions(self, at: Instant) -> list[Link]:
@@ -323,7 +317,7 @@ class Server:
         if not self._attended.is_paused:
             limit = self._pressure.fire_limit if limit is None else limit
             fired = self._firing.fire(at, limit=limit)
-        self._warnings.storms(at.now)
+        self._warnings.storms()
         return fired
 
     def commit(self, *, with_cursors: bool = False) -> int:
@@ -336,7 +330,6 @@ class Server:
     # --- from time to time ----------------------------------------------------
 
     def missed(self, gateway: GatewayState, now: float) -> None:
-        """Count a missed ping, unless the gateway has sent something after all."""
         if gateway.has_missed(now):
             self._warnings.missed_promise(gateway, now)
 
@@ -354,7 +347,6 @@ class Server:
             cursors.store_longest_timeout(gateway.name, gateway.in_force)
 
     def warn(self, mono: float, now: float) -> None:
-        """Warn of timeouts that are too short, and of links that take no more records."""
         self._warnings.look(mono, now, self._registry.named.values())
 
     # --- timers ---------------------------------------------------------------
@@ -388,17 +380,14 @@ class Server:
     # --- for an operator ------------------------------------------------------
 
     def cancel_timer(self, gateway: str, key: str, at: Instant) -> None:
-        """Cancel the live timer of a key."""
         self._scheduler.request(gateway, Cancel(key, None), at)
         self.commit()
 
     def retry_timer(self, gateway: str, key: str, at: Instant) -> None:
-        """Try a failed or pending timer now."""
         self._scheduler.try_again(gateway, key, at)
         self.commit()
 
     def forget(self, role: str, name: str) -> None:
-        """Forget a name and its cursor."""
         assert self._names.why_in_use(role, name) is None
         self._decided.cursors.forget((role, name))
         self.commit(with_cursors=True)
@@ -415,7 +404,7 @@ class Server:
         if guard is None or (name is not None and gateway is None):
             return []
         released = guard.release(gateway, now)
-        self._warnings.storms(now)
+        self._warnings.storms()
         return released
 
 

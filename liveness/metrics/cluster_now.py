@@ -99,7 +99,6 @@ class ClusterNow:
     )
 
     def as_map(self) -> dict[str, Any]:
-        """As the summary shows it."""
         return {
             "host": self.host,
             "state": self.state,

@@ -17,7 +17,6 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
 
     def observe(self, seconds: float) -> None:
-        """Count one observation."""
         self._counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 

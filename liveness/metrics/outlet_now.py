@@ -67,7 +67,6 @@ class OutletNow:
     )
 
     def as_map(self) -> dict[str, Any]:
-        """As the summary shows it."""
         names = (item.name for item in fields(self) if item.name != "latency")
         shown = {name: getattr(self, name) for name in names}
         return {**shown, "lag_s": round(self.lag_s, 3)}

@@ -76,7 +76,6 @@ class BackPressure:
 
     @property
     def fire_limit(self) -> int:
-        """How many users may be fired in this turn."""
         if not self.is_firing_throttled:
             return FIRE_PER_TURN
         is_half = self._disk.pending_ends < 2 * self._limits.pause_firing
@@ -108,7 +107,6 @@ class BackPressure:
         return {name for name, pending in by_gateway.items() if pending > most}
 
     def _hold_back(self, now: float) -> None:
-        """Choose gateways that are not read until more of their commands are durable."""
         by_gateway = self._disk.commands_by_gateway
         held_back = dict[str, GatewayState]()
         if 2 * self._disk.commands_pending > self._limits.max_pending:

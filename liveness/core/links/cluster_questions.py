@@ -101,7 +101,6 @@ class PendingQuestions:
     def answered(
         self, ticket: int, found: Sequence[ClusterSession] | Partial, at: Instant
     ) -> None:
-        """Take the answer to an `AskCluster`, or why there is none."""
         question = self._asked.pop(ticket)
         if question.found is None:
             _note(question, found)
@@ -115,12 +114,10 @@ class PendingQuestions:
         self._send_answered(link.number, at)
 
     def give_up_all(self, why: Partial, at: Instant) -> None:
-        """Answer all questions without waiting for the cluster."""
         for question in [*self._asked.values()]:
             self.give_up(question.link, why, at)
 
     def forget(self, link: Link) -> None:
-        """Forget the questions of a link that is closed."""
         for question in self._of_link.pop(link.number, ()):
             _note(question, Partial.ENDED)
 

@@ -81,7 +81,6 @@ class Conversation:
 
     @property
     def unfinished_bytes(self) -> int:
-        """How many bytes of an incomplete frame are held."""
         return self._reader.unfinished_bytes
 
     def receive(self, data: bytes, now: float) -> Iterator[Request]:

@@ -35,7 +35,6 @@ class KnownNames:
         self._disk = disk
 
     def in_use(self) -> list[tuple[str, str]]:
-        """The roles and names that have a link or users."""
         gateways = self._gateways.values()
         with_users = [(GATEWAY, gateway.name) for gateway in gateways if gateway.users]
         return [*self._registry.named, *with_users]

@@ -37,17 +37,14 @@ class Link:
 
     @property
     def can_read_on(self) -> bool:
-        """Whether to read it on in a turn that follows at once."""
         return not self.outbox.is_full and not self.is_held_back
 
     @property
     def hello(self) -> Hello | None:
-        """Its hello; None before it has sent one."""
         return self.conversation.hello
 
     @property
     def name(self) -> str | None:
-        """The name in its hello."""
         return None if self.hello is None else self.hello.name
 
 
@@ -65,7 +62,6 @@ class PartialFrames:
         self._frames: dict[Link, tuple[int, int]] = {}
 
     def update(self, link: Link) -> None:
-        """Note how many bytes of an incomplete frame a link has sent."""
         frames, size = link.conversation.n, link.conversation.unfinished_bytes
         frames_before, counted = self._frames.get(link, (frames, 0))
         self.bytes += size - counted

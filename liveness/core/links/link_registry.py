@@ -67,20 +67,16 @@ class LinkRegistry:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether too many links have not said hello yet."""
         return len(self._pending_handshakes) > self._limits.max_handshakes
 
     def linked(self, role: str) -> int:
-        """How many links with this role have said hello."""
         return sum(key[0] == role for key in self.named)
 
     def unacked(self, gateway: str) -> int:
-        """How many records were sent to a gateway and not acknowledged."""
         link = self.named.get((GATEWAY, gateway))
         return 0 if link is None else link.outbox.unacked
 
     def opened(self, link: Link, at_ms: int) -> None:
-        """Register a link that was accepted; refuse it if there is no room."""
         is_full = len(self.links) >= self._limits.max_links
         self.links[link.number] = link
         if (why := self.access.why_no_link(link.peer)) is not None:
@@ -130,11 +126,9 @@ class LinkRegistry:
         return hello is not None and self.named.get((hello.role, hello.name)) is link
 
     def sees_everyone(self, link: Link) -> bool:
-        """Whether a link may see the users of other gateways."""
         return self.access.everyone.admits(link.peer)
 
     def name(self, link: Link, hello: Hello) -> None:
-        """Register *link* under the name in its hello."""
         self.named[hello.role, hello.name] = link
         self._pending_handshakes.pop(link.number, None)
         self._report("link up", link, pid=link.peer.pid, unix_user=link.peer.unix_user)
@@ -183,7 +177,6 @@ class LinkRegistry:
     # --- refusing and ending --------------------------------------------------
 
     def refuse(self, link: Link, refusal: Refusal) -> None:
-        """Send a refusal; end the link if it is fatal."""
         self._counts.refused[refusal.code.value] += 1
         if refusal.limit is not None:
             self._counts.limits_met[refusal.limit] += 1
@@ -250,20 +243,17 @@ class LinkRegistry:
         self._unregister(link)
 
     def closed(self, link: Link) -> None:
-        """Forget a link whose socket is closed."""
         link.is_open = False
         link.outbox.drop_replies()
         self._unregister(link)
         del self.links[link.number]
 
     def end_all(self, reason: str) -> None:
-        """End all links with `bye`, once their requests are answered."""
         for link in [*self.links.values()]:
             frame = None if link.hello is None else ["bye", {"reason": reason}]
             self.end(link, frame, why=reason)
 
     def _unregister(self, link: Link) -> None:
-        """Release the name of a link that has ended, and its incomplete frame."""
         link.conversation.drop()
         self._pending_handshakes.pop(link.number, None)
         self.unfinished.update(link)
@@ -333,7 +323,6 @@ class LinkRegistry:
     def _overload_worst(
         self, burden: Callable[[Outbox], float], excess: LimitMet
     ) -> bool:
-        """End the open link with the greatest burden; return whether any has one."""
         open_links = self._open_links()
         worst = max(open_links, key=lambda link: burden(link.outbox), default=None)
         if worst is None or not burden(worst.outbox):

@@ -45,7 +45,6 @@ class LinkTrouble:
 
     @property
     def what(self) -> str:
-        """Whether the name was refused or replaced."""
         return REPLACED if self.code == Code.REPLACED else REFUSED
 
     def as_map(self, ahead_ms: int) -> dict[str, object]:
@@ -101,7 +100,6 @@ class LinkTroubles:
             self.forgotten += 1
 
     def recent(self, at_ms: int) -> list[LinkTrouble]:
-        """The rows of the last hour, the latest first."""
         self._drop_old(at_ms)
         return [*reversed(self._rows.values())]
 

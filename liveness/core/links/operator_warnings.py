@@ -43,11 +43,11 @@ class OperatorWarnings:
         self._check_at = 0.0  # monotonic
         self._stalled: set[int] = set()  # links reported as stalled, and still so
 
-    def storms(self, now: float) -> None:
-        """Warn of the storms that began or ended by an attended second."""
+    def storms(self) -> None:
+        """Warn of the storms that began or ended."""
         if self._guard is None:
             return
-        for change in self._guard.take(now):
+        for change in self._guard.take():
             if isinstance(change, StormBegun):
                 self._warn(
                     "guard",
@@ -56,7 +56,6 @@ class OperatorWarnings:
                     due=change.due,
                     users=change.users,
                     hold_s=round(change.left, 1),
-                    likely=change.cause,
                     todo="wait, or `liveness guard release`",
                 )
             else:

@@ -107,7 +107,6 @@ class Outbox:
 
     @property
     def unacked(self) -> int:
-        """How many records were sent and not acknowledged."""
         return len(self._unacked)
 
     @property
@@ -119,7 +118,6 @@ class Outbox:
 
     @property
     def has_replies(self) -> bool:
-        """Whether replies wait."""
         return bool(self._replies or self.lists)
 
     @property
@@ -176,12 +174,10 @@ class Outbox:
 
     @property
     def _waiting(self) -> int:
-        """How many replies are queued or being written."""
         return len(self._replies) + len(self.lists) + self._sending
 
     @property
     def excess(self) -> LimitMet:
-        """The limit that is exceeded if `is_unread`."""
         limits = self._limits
         is_many = self._waiting > limits.max_replies
         return LimitMet(
@@ -233,7 +229,6 @@ class Outbox:
     # --- queueing -------------------------------------------------------------
 
     def queue(self, reply: Reply | ListReply) -> None:
-        """Queue a reply, behind those that were queued before."""
         if isinstance(reply, Reply):
             self._count_bytes(len(reply.frame))
         self._replies.append(reply)
@@ -277,7 +272,6 @@ class Outbox:
         self.is_ending = True
 
     def broken(self) -> None:
-        """Note that the socket takes nothing any more."""
         self.is_broken = True
         self._sending = self._spooled = 0
         # With too many waiting replies, the end of the stream would not be read.
@@ -302,7 +296,6 @@ class Outbox:
     # --- writing --------------------------------------------------------------
 
     def blocked(self, is_blocked: bool) -> None:
-        """Note whether the socket's buffer is full."""
         self._is_blocked = is_blocked
         if not is_blocked:
             self._stalled_s = 0.0
@@ -321,7 +314,6 @@ class Outbox:
         return b"".join(frames)
 
     def frames_sent(self, size: int) -> None:
-        """Note that the bytes of `take_frames` are written."""
         self._sending = 0
         self._count_bytes(-min(size, self._reply_bytes))
 
@@ -335,7 +327,6 @@ class Outbox:
         return True
 
     def list_put_off(self, why: LimitMet, *, is_hopeless: bool) -> None:
-        """Note why the first of `lists` cannot be made now, or ever."""
         self._list_limit = why
         if is_hopeless:
             self._list_waited_s = float("inf")
@@ -348,12 +339,10 @@ class Outbox:
         self._sending, self._spooled = 1, size
 
     def list_sent(self) -> None:
-        """Note that the list is written."""
         self._sending = self._spooled = 0
 
     @property
     def room(self) -> int:
-        """How many records may be sent now."""
         if self._reading is None or self._welcome_ticket > self._disk.log_ticket:
             return 0
         if self._reading.seq >= self._disk.durable_seq:
@@ -375,7 +364,6 @@ class Outbox:
 
     @property
     def gateway(self) -> str | None:
-        """The gateway whose link this is; None for a watcher's."""
         hello = self._hello
         return hello.name if hello is not None and hello.role == GATEWAY else None
 

@@ -204,7 +204,6 @@ class Requests:
         return found
 
     def _answer_question(self, question: ClusterQuestion, at: Instant) -> None:
-        """Send the sessions here, as they are now, and those that other hosts have."""
         link = question.link
         if not link.is_open:
             return
@@ -336,7 +335,6 @@ class Requests:
         self._take_all(arrival.link, backlog)
 
     def _join(self, arrival: PendingWelcome) -> None:
-        """Register a link under its name, and welcome it or reset its sessions first."""
         link, hello, at, offset = arrival
         self._registry.name(link, hello)
         if hello.role == GATEWAY:
@@ -377,7 +375,6 @@ class Requests:
 
     @property
     def has_resets(self) -> bool:
-        """Whether the sessions of any gateway are being reset."""
         return bool(self._resets)
 
     def reset_sessions(self, at: Instant) -> list[PendingWelcome]:

@@ -39,11 +39,9 @@ class SkippedRanges:
         return min(position, ranges[0][0] or 0) if ranges else position
 
     def gateways(self) -> list[str]:
-        """The gateways that have ranges to search."""
         return [*self._ranges]
 
     def next(self, gateway: str) -> tuple[int | None, int]:
-        """The range of a gateway to search first."""
         return self._ranges[gateway][0]
 
     def searched(self, gateway: str, reached: int) -> None:

@@ -61,7 +61,6 @@ class AttendedClock:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the clock is paused, so that the gateways can catch up."""
         return self.paused_since is not None
 
     @property

@@ -88,7 +88,6 @@ class GatewayState:
     def linked(
         self, *, ping: float | None, now: float, clock_offset: float | None = None
     ) -> None:
-        """Note that a link of this name said hello."""
         self.heard(now)
         self.ping = ping
         self.clock_offset = clock_offset
@@ -98,7 +97,6 @@ class GatewayState:
             self.grace_until = now + self.reconnect_grace
 
     def unlinked(self, now: float) -> None:
-        """Note that the link ended."""
         self.is_linked = False
         self.reading_paused_at = None
         self.grace_until = now + self.reconnect_grace
@@ -146,7 +144,6 @@ class GatewayState:
             self.in_force_until = now + before
 
     def clearance(self, now: float, *, hold: float) -> Clearance:
-        """Return what happens to its due users at *now*."""
         if self.reading_paused_at is not None:
             # The pause is the gateway's own doing, so it is part of the hold.
             return Clearance(lost=now - hold, why=UNREAD)

@@ -115,13 +115,11 @@ class Firing:
         return place
 
     def forget(self, gateway: GatewayState, now: float) -> None:
-        """Forget a gateway without users."""
         self._gateways.remove(gateway)
         if self.guard is not None:
             self.guard.forget(gateway, now)
 
     def held(self, now: float) -> dict[str, int]:
-        """Count the due users that wait, by what they wait for."""
         held = dict.fromkeys(WHY_HELD, 0)
         for gateway in self.due_gateways():
             why = self._why_held(gateway, now)
@@ -130,11 +128,9 @@ class Firing:
         return held
 
     def due_gateways(self) -> list[GatewayState]:
-        """Return the gateways that have due users."""
         return [self._gateways.by_number[number] for number in self._wheel.waiting()]
 
     def status_of(self, uid: Uid, at: Instant) -> UserStatus | None:
-        """Return all that is known of a user; None if it is not online."""
         entry = self._wheel.find(uid)
         if entry is None:
             return None
@@ -202,7 +198,6 @@ class Firing:
         return renewals + ended
 
     def _why_held(self, gateway: GatewayState, now: float) -> str | None:
-        """What due users of a gateway wait for."""
         if self.guard is not None and self.guard.holds(gateway):
             return STORM
         return gateway.clearance(now, hold=self._hold).why

@@ -226,7 +226,6 @@ class Presence:
         return ""
 
     def logout(self, gateway: GatewayState, logout: Logout, at: Instant) -> None:
-        """Apply a logout of any number of users."""
         self.events[LOGOUT] += len(logout.uids)
         for uid, conn in zip(logout.uids, logout.conns, strict=True):
             entry = self.wheel.find(uid)
@@ -348,7 +347,6 @@ class Presence:
         )
 
     def _room(self, gateway: GatewayState) -> int:
-        """How many new users this gateway may have more."""
         of_gateway = self._max_gateway_users - gateway.users
         return max(0, min(of_gateway, self._max_users - len(self.wheel)))
 

@@ -34,14 +34,8 @@ from liveness.core.wheel.wheel import Wheel
 PIECES: Final = 30
 
 # A storm ends below this part of the share: with one bound for both, it would begin and
-# end with each single user. A gateway above this part also counts as hit when the cause of
-# another's storm is named: gateways hit together pass the share one after the other.
+# end with each single user.
 HALF: Final = 0.5
-
-# The likely cause of a storm, and where to look.
-ALONE: Final = "this gateway alone: look at it and its network"
-ALL: Final = "other gateways too: look at this host's network or what is in front of it"
-ONLY: Final = "no other gateway has users: look at it, its network and this host's"
 
 # The reasons for the end of a storm.
 BY_TIME: Final = "its time is over"
@@ -53,16 +47,13 @@ BY_FRESH: Final = "the gateway came back without its sessions"
 class GuardRules(NamedTuple):
     """When a storm begins, and how long it lasts; in attended seconds.
 
-    A user counts for one `revolution`. A storm is reported `report_after` seconds after it
-    began: gateways collect events for a while, so users that fall silent together come due
-    a little apart, and the cause shows only then.
+    A user counts for one `revolution`.
     """
 
     share: float
     least_users: int
     hold: float
     revolution: float
-    report_after: float
 
 
 class Storm(NamedTuple):
@@ -74,7 +65,7 @@ class Storm(NamedTuple):
 
 
 class StormBegun(NamedTuple):
-    """A storm has begun: *due* of *users* came due, likely from this *cause*.
+    """A storm has begun: *due* of *users* came due.
 
     It ends by itself after *left* seconds at the latest, from its beginning.
     """
@@ -83,7 +74,6 @@ class StormBegun(NamedTuple):
     due: int
     users: int
     left: float
-    cause: str = ""
 
 
 class StormEnded(NamedTuple):
@@ -111,18 +101,15 @@ class SlidingCount:
         self._total = 0
 
     def add(self, number: int, now: float) -> None:
-        """Add *number* at *now*."""
         self._move(now)
         self._counts[self._newest % len(self._counts)] += number
         self._total += number
 
     def count(self, now: float) -> int:
-        """The count as of *now*."""
         self._move(now)
         return self._total
 
     def clear(self) -> None:
-        """Set the count to 0."""
         self._counts = [0] * len(self._counts)
         self._total = 0
 
@@ -144,8 +131,6 @@ class _Watch:
     released: float = NEVER  # deadlines up to here are not held
     held_above: float = inf  # the latest storm held deadlines above this
     ends_at: float | None = None  # of the current storm; None: there is none
-    # When the storm began, until it is reported.
-    unreported: tuple[float, StormBegun] | None = None
     seen_due: int = 0  # users that the storm has found due so far
     ended_in_storm: int = 0  # how many of them went offline
 
@@ -176,7 +161,6 @@ class Guard:
             watch.seen_due += wheel.due(number)
 
     def look(self, now: float) -> None:
-        """End the storms that are over by themselves."""
         for number, watch in list(self._storms.items()):
             assert watch.ends_at is not None
             if now >= watch.ends_at:
@@ -230,7 +214,6 @@ class Guard:
             watch.offlines.add(counted, now)
 
     def reset_sessions(self, gateway: GatewayState, now: float) -> None:
-        """End the storm of a gateway that came back without its sessions."""
         watch = self._storms.get(gateway.number)
         if watch is not None:
             self._end(watch, BY_FRESH, now)
@@ -244,7 +227,6 @@ class Guard:
     # --- storms ---------------------------------------------------------------
 
     def holds(self, gateway: GatewayState) -> bool:
-        """Whether the gateway's storm is on."""
         return gateway.number in self._storms
 
     def held_range(self, gateway: GatewayState) -> tuple[float, float]:
@@ -279,14 +261,8 @@ class Guard:
             self._end(self._storms[number], BY_COMMAND, now)
         return storms
 
-    def take(self, now: float) -> list[StormNews]:
+    def take(self) -> list[StormNews]:
         """Return the storms' news since the last call, in order."""
-        for watch in self._storms.values():
-            if (
-                watch.unreported
-                and now >= watch.unreported[0] + self._rules.report_after
-            ):
-                self._report_begun(watch, now)
         news, self._news = self._news, []
         return news
 
@@ -308,7 +284,6 @@ class Guard:
         )
 
     def _is_over_share(self, watch: _Watch, now: float, part: float = 1.0) -> bool:
-        """Whether more users came due than this part of the share."""
         due, users = self._came_due(watch, now)
         return due > part * self._rules.share * users
 
@@ -323,19 +298,10 @@ class Guard:
         watch.seen_due, watch.ended_in_storm = self._wheel.due(watch.gateway.number), 0
         self._storms[watch.gateway.number] = watch
         self.begun += 1
-        watch.unreported = (
-            now,
-            StormBegun(watch.gateway.name, due, users, watch.ends_at - now),
-        )
-
-    def _report_begun(self, watch: _Watch, now: float) -> None:
-        if watch.unreported is not None:
-            begun = watch.unreported[1]._replace(cause=self._cause(watch, now))
-            self._news.append(begun)
-            watch.unreported = None
+        left = watch.ends_at - now
+        self._news.append(StormBegun(watch.gateway.name, due, users, left))
 
     def _end(self, watch: _Watch, why: str, now: float) -> None:
-        self._report_begun(watch, now)
         del self._storms[watch.gateway.number]
         watch.ends_at, watch.released = None, now
         watch.offlines.clear()
@@ -343,19 +309,6 @@ class Guard:
         self._news.append(
             StormEnded(watch.gateway.name, why, watch.seen_due - others, others)
         )
-
-    def _cause(self, watch: _Watch, now: float) -> str:
-        """The likely cause: are the gateways of most other users hit, too?"""
-        everyone = hit = 0
-        for gateway in self._gateways.values():
-            if gateway is not watch.gateway:
-                other = self._watch(gateway)
-                _, users = self._came_due(other, now)
-                everyone += users
-                hit += users if self._is_over_share(other, now, HALF) else 0
-        if not everyone:
-            return ONLY
-        return ALL if 2 * hit > everyone else ALONE
 
 
 def _limited(cleared: Clearance, limit: float, is_storm: bool) -> Clearance:

@@ -19,7 +19,6 @@ MAX_SEPARATOR_CHARS: Final = 3
 
 
 def user_of(uid: Uid, separator: str) -> Uid:
-    """The user to which a uid belongs."""
     if isinstance(uid, int):
         return uid
     return uid.partition(separator)[0] or uid
@@ -42,7 +41,6 @@ class Devices:
         return len(self._by_user)
 
     def add(self, uid: Uid) -> UserDevices:
-        """Add a device; return how many its user has now."""
         user = user_of(uid, self._separator)
         devices = self._by_user.setdefault(identity(user), uid)
         if devices is uid:

@@ -139,17 +139,14 @@ class RecordBatch(Sequence[Logged]):
 
     @property
     def first(self) -> int:
-        """The seq of the first record."""
         return self._records[0].seq
 
     @property
     def last(self) -> int:
-        """The seq of the last record."""
         return self._records[-1].seq
 
     @property
     def gateways(self) -> set[str]:
-        """The gateways that these records concern."""
         names = {record.gateway for record in self._records}
         names.update(
             record.from_gateway
@@ -209,7 +206,6 @@ class RecordBatch(Sequence[Logged]):
 
     @property
     def timers(self) -> list[TimerRecord]:
-        """The records of timers."""
         return [record for record in self._records if isinstance(record, TimerRecord)]
 
     def places(self, after: int, wanted: Subscription, *, limit: int) -> list[int]:
@@ -258,7 +254,6 @@ class RecordBatch(Sequence[Logged]):
 def offline_of(
     entry: Entry, seq: int, gateway: str, reason: str, at: Instant
 ) -> Record:
-    """The record of the end of a session that is off the wheel."""
     user_size, devices = entry.user_devices
     event = EVENTS[entry.event] or None
     return Record(

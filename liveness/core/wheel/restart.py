@@ -42,7 +42,6 @@ class Clocks(NamedTuple):
 
     @property
     def columns(self) -> tuple[array[Any], ...]:
-        """The columns alone."""
         return self[:-1]
 
     def check(self) -> None:

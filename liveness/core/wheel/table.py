@@ -102,7 +102,6 @@ class Table:
         return entry
 
     def entry(self, place: int) -> Entry:
-        """Return the entry of the user at a place."""
         uid, conn = self.uid[place], self.conn[place]
         assert uid is not None
         return Entry(
@@ -119,18 +118,15 @@ class Table:
         )
 
     def new_list(self) -> int:
-        """Make an empty list; return its sentinel."""
         place = self._take()
         self.next[place] = self.prev[place] = place
         self.count[place] = 0
         return place
 
     def drop_list(self, sentinel: int) -> None:
-        """Free an empty list."""
         self._free.append(sentinel)
 
     def append(self, place: int, sentinel: int) -> None:
-        """Put a user that is in no list at the end of one."""
         last = self.prev[sentinel]
         self.next[last] = place
         self.prev[place] = last
@@ -140,7 +136,6 @@ class Table:
         self.count[sentinel] += 1
 
     def move(self, place: int, sentinel: int) -> None:
-        """Move a user from the list it is in to the end of another."""
         self._unlink(place)
         self.append(place, sentinel)
 
@@ -151,7 +146,6 @@ class Table:
         self.count[self.list[place]] -= 1
 
     def _take(self) -> int:
-        """A free place, for a user or a sentinel."""
         if not self._free:
             first = len(self.uid)
             self.uid.extend([None] * GROWTH)

@@ -105,12 +105,10 @@ class TimingWheel:
     # --- entries ---------------------------------------------------------------
 
     def add_gateway(self) -> int:
-        """Make room for one more gateway; return its number, from 0."""
         self._due += [self._table.new_list(), self._table.new_list()]
         return len(self._due) // 2 - 1
 
     def find(self, uid: Uid) -> Entry | None:
-        """Return the entry of *uid*, or None."""
         place = self._table.index.get(identity(uid))
         if place is None:
             return None
@@ -168,7 +166,6 @@ class TimingWheel:
         return sorted(self._waiting)
 
     def due(self, gateway: int) -> int:
-        """Count the due users of *gateway*."""
         count = self._table.count
         return count[self._due[2 * gateway]] + count[self._due[2 * gateway + 1]]
 
@@ -245,16 +242,13 @@ class TimingWheel:
         return Slot(*self._layers.slot_of(deadline, table.list[place]))
 
     def slot_users(self) -> list[int]:
-        """Count the users that come due in each slot of the ring; see `Layers`."""
         return self._layers.slot_users()
 
     @property
     def hand(self) -> float:
-        """Where on the ring the hand is, in slots: from 0 to below `slots`."""
         return self._layers.hand
 
     def layer_users(self) -> list[int]:
-        """Count the users in each layer, lowest first; see `Layers`."""
         return self._layers.layer_users()
 
     def clocks(self, now: float, mono: float) -> Clocks:

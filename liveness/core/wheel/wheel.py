@@ -80,13 +80,11 @@ class Wheel(TimingWheel):
     # --- sessions -------------------------------------------------------------
 
     def add_gateway(self) -> int:
-        """Make room for one more gateway; return its number, from 0."""
         self._gateway_timeout.append(self._default_timeout)
         self._silences.append(NO_SILENCES)
         return super().add_gateway()
 
     def set_timeout(self, gateway: int, timeout: float) -> None:
-        """Set the silence timeout of *gateway*'s users, from each one's next event."""
         self._gateway_timeout[gateway] = timeout
 
     def touch(
@@ -259,7 +257,6 @@ class Wheel(TimingWheel):
         return len(rows)
 
     def timeout_of(self, gateway: int) -> float:
-        """The silence timeout of *gateway*'s users."""
         return self._gateway_timeout[gateway]
 
     def amend(

@@ -74,11 +74,9 @@ class Layers:
     # --- where a deadline waits -------------------------------------------------
 
     def has_passed(self, deadline: float) -> bool:
-        """Whether the bucket of a deadline has passed."""
         return self._due_bucket(deadline) <= self.bucket
 
     def list_for(self, deadline: float) -> int:
-        """Return the list of the bucket or slot for a deadline that has not passed."""
         bucket = max(self._due_bucket(deadline), self.bucket + 1)
         if bucket - self.bucket <= len(self._buckets):
             return self._buckets[bucket % len(self._buckets)]

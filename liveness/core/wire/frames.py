@@ -148,7 +148,6 @@ def claimed_name(frame: Frame) -> tuple[str, str] | None:
 
 
 def parse_login(frame: Frame, max_batch: int) -> Login:
-    """Read a `login`."""
     uids, options = _valid_uids(frame, max_batch), options_of(frame)
     timeout = _timeout(options, Code.BAD_OPTION)
     age = options.get("age")
@@ -159,13 +158,11 @@ def parse_login(frame: Frame, max_batch: int) -> Login:
 
 
 def parse_logout(frame: Frame, max_batch: int) -> Logout:
-    """Read a `logout`."""
     uids = _valid_uids(frame, max_batch)
     return Logout(uids, conns_of(frame, uids))
 
 
 def parse_where(frame: Frame, max_batch: int) -> Where:
-    """Read a `where`."""
     uids = _valid_uids(frame, max_batch)
     # Earlier versions ignored everything behind the uids, so only a map is looked at.
     options = frame[2] if len(frame) > 2 and type(frame[2]) is dict else {}
@@ -173,14 +170,12 @@ def parse_where(frame: Frame, max_batch: int) -> Where:
 
 
 def parse_ping(frame: Frame) -> Ping:
-    """Read a `ping`."""
     if len(frame) < 2:
         raise BadFrame(Code.BAD_FRAME, 'a ping carries a value: ["ping", x]')
     return Ping(frame[1])
 
 
 def parse_ack(frame: Frame, n: int) -> Ack:
-    """Read an `ack`, frame number *n* of its link."""
     seq = frame[1] if len(frame) > 1 else None
     if not is_natural(seq):
         raise _bad_option(f"ack of {seq!r:.40}; it takes a record's seq, from 0")
@@ -193,7 +188,6 @@ def parse_ack(frame: Frame, n: int) -> Ack:
 
 
 def parse_after(frame: Frame, n: int) -> After:
-    """Read an `after`, frame number *n* of its link."""
     if len(frame) < 3:
         raise BadFrame(
             Code.BAD_FRAME,
@@ -215,7 +209,6 @@ def parse_after(frame: Frame, n: int) -> After:
 
 
 def parse_cancel(frame: Frame) -> Cancel:
-    """Read a `cancel`."""
     which = frame[1] if len(frame) > 1 else None
     if type(which) is not dict:
         raise BadFrame(
@@ -230,7 +223,6 @@ def parse_cancel(frame: Frame) -> Cancel:
 
 
 def parse_done(frame: Frame) -> Answer:
-    """Read a `done`."""
     if len(frame) < 2:
         raise BadFrame(Code.BAD_FRAME, 'done takes the key of a timer: ["done", key]')
     key, options = _key(frame[1]), options_of(frame, 3)
@@ -245,7 +237,6 @@ def parse_done(frame: Frame) -> Answer:
 
 
 def parse_fail(frame: Frame) -> Answer:
-    """Read a `fail`."""
     if len(frame) < 3:
         raise BadFrame(
             Code.BAD_FRAME,
@@ -258,7 +249,6 @@ def parse_fail(frame: Frame) -> Answer:
 
 
 def _key(value: object, what: str = "key") -> str:
-    """Check a timer's key, or its ext."""
     if is_text(value, MAX_KEY_BYTES):
         return value
     raise _bad_option(
@@ -268,7 +258,6 @@ def _key(value: object, what: str = "key") -> str:
 
 
 def _text(what: str, value: object) -> str:
-    """Check a timer's payload, or an answer's message."""
     if type(value) is not str:
         raise _bad_option(f"{what} is {value!r:.40}; it must be a string")
     size = len(value.encode())
@@ -290,7 +279,6 @@ def _answered_seq(options: dict[str, Any]) -> int | None:
 
 
 def uids_of(frame: Frame, max_batch: int) -> tuple[Any, ...]:
-    """Return a frame's uids, which may be invalid."""
     if len(frame) < 2 or type(frame[1]) is dict:
         raise BadFrame(
             Code.BAD_FRAME, "the second element is a uid or an array of uids"

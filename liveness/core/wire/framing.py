@@ -52,7 +52,6 @@ _WITH_UIDS: Final = frozenset({LOGIN, KEEPALIVE, MESSAGE, LOGOUT, "where"})
 
 
 def encode(frame: object) -> bytes:
-    """Return *frame* as msgpack."""
     encoded: bytes = msgpack.packb(frame)
     return encoded
 
@@ -70,7 +69,6 @@ def decode(data: bytes) -> Any:
 
 
 def encode_notices(count: int, records: bytes) -> bytes:
-    """Return a `notices` frame with *count* records, encoded one after the other."""
     head = msgpack.Packer()
     start: bytes = head.pack_array_header(2) + encode("notices")
     return b"".join((start, head.pack_array_header(count), records))
@@ -165,12 +163,10 @@ class Reader:
 
 
 def most_values(max_batch: int) -> int:
-    """How many values a frame may hold, in all its arrays and maps."""
     return max(BATCHES_OF_VALUES * max_batch, LEAST_VALUES)
 
 
 def too_large(size: int, most: int) -> WireError:
-    """The error for a frame of *size* bytes, more than *most*."""
     return WireError(
         Code.TOO_LARGE,
         f"a frame of {size} bytes or more: at most {most} are allowed "
@@ -180,7 +176,6 @@ def too_large(size: int, most: int) -> WireError:
 
 
 def too_many_values(most: int) -> WireError:
-    """The error for a frame of more than *most* values."""
     return WireError(
         Code.TOO_LARGE,
         f"a frame of more than {most} values in all its arrays and maps "
@@ -212,7 +207,6 @@ _HEADERS: Final = (
 
 
 def has_more_values(frame: bytes, most: int) -> bool:
-    """Whether the arrays and maps of a whole frame hold more than *most* values."""
     at = values = 0
     while at < len(frame) and values <= most:
         size, width, inner = _HEADERS[frame[at]]

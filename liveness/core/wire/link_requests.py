@@ -69,15 +69,12 @@ class ListedActivity(ActivityBatch):
     batches: list[tuple[int, int, int]] = field(default_factory=list)
 
     def count(self, event: int) -> int:
-        """How many of them are of this event."""
         return self.events.count(event)
 
     def at(self, position: int) -> tuple[Uid, int | None, int]:
-        """The uid, conn and event at *position*."""
         return self.uids[position], self.conns[position], self.events[position]
 
     def frame_at(self, position: int) -> tuple[int, int]:
-        """The number of the frame that holds *position*, and the index within it."""
         before = bisect_right(self.batches, position, key=itemgetter(0))
         if not before:
             return self.first_n + position, 0
@@ -187,7 +184,6 @@ class Refusal:
     pid: int | None = None  # of the process that has the name now; None if unknown
 
     def as_frame(self) -> list[object]:
-        """The `error` frame."""
         shown: dict[str, object] = {
             "code": self.code.value,
             "message": self.message,

@@ -54,12 +54,10 @@ def names_of(uid: Uid) -> tuple[Uid, ...]:
 
 
 def is_uid(value: object) -> TypeGuard[Uid]:
-    """Whether *value* may name a user (`proto/README.md`, "Transport and framing")."""
     return is_text(value, MAX_UID_BYTES) or is_natural(value)
 
 
 def bad_uid_text(uid: object) -> str:
-    """The message for a bad uid."""
     return (
         f"{uid!r:.80} is no uid: a string of 1 to 255 bytes without control "
         "characters, or an integer from 0 to 2^63-1"

@@ -76,7 +76,6 @@ async def _serve(link: LinkSocket, engine: Engine) -> None:
 
 
 async def _watch_readable(link: LinkSocket, engine: Engine) -> None:
-    """Notify the engine when there is something to read; wait until it was read."""
     while link.link.is_open:
         await trio.lowlevel.wait_readable(link.sock)
         if link.link.is_open:

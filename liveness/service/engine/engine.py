@@ -126,17 +126,14 @@ class Engine:
         self._scheduler.will_be_absent(self.instant(), self._attended.reconnect_grace)
 
     def instant(self) -> Instant:
-        """This moment, at the attended second of the turn."""
         return self._clock.instant(self._attended.now, self._clock.mono())
 
     # --- links come and go ----------------------------------------------------
 
     def backlog_accepted(self) -> None:
-        """Note that no link waits any more that connected before this process listened."""
         self.is_draining_backlog = False
 
     def connected(self, sock: Socket, peer: Peer, delivery: Delivery) -> LinkSocket:
-        """Take a new link of this process."""
         self._links += 1
         with self.shell as server:
             link = server.connected(self._links, peer, self.instant())
@@ -147,7 +144,6 @@ class Engine:
         return socket
 
     def readable(self, socket: LinkSocket) -> None:
-        """Note that a link has something to read."""
         self._reader.add(socket.link)
         self.turn_wanted.notify()
 
@@ -158,7 +154,6 @@ class Engine:
         socket.send_fault()
 
     def closed(self, socket: LinkSocket) -> None:
-        """Forget a link whose socket is closed."""
         with self.shell as server:
             server.closed(socket.link)
             hello = socket.link.hello
@@ -266,7 +261,6 @@ class Engine:
                 server.missed(gateway, now)
 
     def _expire_handshakes(self, now: float) -> None:
-        """End links that have sent no hello in time."""
         for link in self._registry.expired_handshakes(now):
             # Its hello may still be unread, as after a long turn. Only the first piece is
             # read: all that many links send behind their hellos could take seconds.
@@ -323,36 +317,30 @@ class Engine:
             self.turn_wanted.notify()
 
     def fire_again(self, gateway: str, attempts: list[tuple[str, int]]) -> None:
-        """Have timers fire again; see `Server.fire_again`."""
         with self.shell as server:
             server.fire_again(gateway, attempts, self.instant())
 
     # --- for an operator ------------------------------------------------------
 
     def cancel_timer(self, gateway: str, key: str) -> None:
-        """Cancel the live timer of a key."""
         with self.shell as server:
             server.cancel_timer(gateway, key, self.instant())
 
     def retry_timer(self, gateway: str, key: str) -> None:
-        """Try a failed or pending timer now."""
         with self.shell as server:
             server.retry_timer(gateway, key, self.instant())
 
     def forget(self, role: str, name: str) -> None:
-        """Forget a name and its cursor."""
         with self.shell as server:
             server.forget(role, name)
 
     def release(self, name: str | None) -> list[Storm]:
-        """Let the users that the storm guard holds go offline; see `Server.release`."""
         with self.shell as server:
             released = server.release(name)
         self.turn_wanted.notify()
         return released
 
     def status_of(self, uid: Uid) -> UserStatus | None:
-        """The status of a user; None if it is not online."""
         status = self._firing.status_of(uid, self.instant())
         if status is None:
             return None

@@ -75,7 +75,6 @@ class EngineShell(Shell):
                 assert_never(never)
 
     def _log_line(self, line: LogLine) -> None:
-        """Log a line, each key once an interval."""
         log = getattr(structlog.get_logger(line.area), line.level)
         if line.key is None:
             log(line.message, **line.fields)

@@ -40,17 +40,14 @@ class LinkReader:
         self._recently_active: dict[int, Link] = {}
 
     def add(self, link: Link) -> None:
-        """Have a link read in the next turn."""
         self._ready[link.number] = link
 
     def discard(self, link: Link) -> None:
-        """Read a closed link no more."""
         self._ready.pop(link.number, None)
         self._recently_active.pop(link.number, None)
 
     @property
     def has_ready(self) -> bool:
-        """Whether links with something to read were left for the next turn."""
         return bool(self._ready)
 
     @property

@@ -57,7 +57,6 @@ class OrderlyStop:
         await self.close_links()
 
     async def close_links(self) -> None:
-        """End all links and HTTP streams."""
         self._engine.close_links("the sidecar stops")
         self._stop_streams()
         with trio.move_on_after(STOP_LINKS_S):

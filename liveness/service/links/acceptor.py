@@ -50,7 +50,6 @@ class Acceptor:
         self._every = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
 
     def has_waiting(self) -> bool:
-        """Whether a connection waits in the backlog now."""
         poll = select.poll()  # select() does not take descriptors above 1,023
         poll.register(self._listener, select.POLLIN)
         return bool(poll.poll(0))

@@ -98,7 +98,6 @@ class LinkWriter:
         self.wake.notify()
 
     def close(self) -> None:
-        """Stop following the log."""
         if self._reader is not None:
             self._delivery.feed.unfollow(self._reader)
 

@@ -56,7 +56,6 @@ class UnixListener(socket.socket):
         self._file = identity(self.path)
 
     def is_reachable(self) -> bool:
-        """Whether its path still leads to it."""
         return self._file is not None and identity(self.path) == self._file
 
     def rebind(self) -> None:
@@ -81,7 +80,6 @@ class UnixListener(socket.socket):
             self._file = successor._file
 
     def remove(self) -> None:
-        """Remove its file, unless it was replaced."""
         if self.is_reachable():
             self.path.unlink(missing_ok=True)
 
