@@ -57,7 +57,6 @@ cdef class RecordColumns:
     __hash__ = None
 
     def append(self, record, *, double due=0.0, opening=None):
-        """Add the next record; see `record_batch.RecordBatch.append`."""
         cdef Sign sign
         cdef Item *item
         cdef bint is_timer = type(record) is not Record
@@ -105,7 +104,6 @@ cdef class RecordColumns:
         return 0
 
     def extend(self, RecordColumns batch not None):
-        """Add the records of another batch; see `record_batch.RecordBatch.extend`."""
         cdef Py_ssize_t at
         cdef Item *item
         cdef int64_t shift = self.text_bytes
@@ -140,12 +138,10 @@ cdef class RecordColumns:
 
     @property
     def last(self):
-        """The seq of the last record."""
         return self.first + self.count - 1
 
     @property
     def gateways(self):
-        """The gateways that these records concern."""
         cdef Py_ssize_t at
         cdef set found = set()
         cdef int32_t gateway = NOTHING
@@ -159,7 +155,6 @@ cdef class RecordColumns:
 
     @property
     def due(self):
-        """The monotonic seconds of the deadline that led to each; 0.0 without one."""
         cdef Py_ssize_t at
         return [self.items[at].due for at in range(self.count)]
 
@@ -167,7 +162,6 @@ cdef class RecordColumns:
 
     @property
     def closed(self):
-        """The sessions that these records close, also those that they open."""
         cdef Py_ssize_t at
         cdef int64_t session
         found = []
@@ -178,7 +172,6 @@ cdef class RecordColumns:
         return found
 
     def opened(self):
-        """The rows of the sessions that these records open, and do not close."""
         cdef Py_ssize_t at
         cdef Item *item
         values = []
@@ -200,7 +193,6 @@ cdef class RecordColumns:
 
     @property
     def timers(self):
-        """The records of timers."""
         return [*self.others.values()]
 
     # --- within ---------------------------------------------------------------

@@ -96,7 +96,6 @@ cdef class RecordBatch(RecordColumns):
     # --- the log --------------------------------------------------------------
 
     def packed(self, Py_ssize_t start, Py_ssize_t stop):
-        """Encode the fields of some records; see `record_batch.RecordBatch.packed`."""
         cdef Py_ssize_t at
         cdef int64_t newest
         cdef char *out
@@ -139,7 +138,6 @@ cdef class RecordBatch(RecordColumns):
     # --- readers --------------------------------------------------------------
 
     def places(self, int64_t after, wanted, *, Py_ssize_t limit):
-        """Where records are that concern a reader; see `record_batch.RecordBatch.places`."""
         cdef Search search
         cdef Py_ssize_t at
         found = []
@@ -155,7 +153,6 @@ cdef class RecordBatch(RecordColumns):
         self, int64_t after, wanted, *, Py_ssize_t limit, double most_bytes=INFINITY,
         own=None,
     ):
-        """Encode records that concern a reader; see `record_batch.RecordBatch.encoded`."""
         cdef Search search
         cdef Py_ssize_t at, size = 0, room = 0, more
         cdef int32_t own_number = self.known_number(own)

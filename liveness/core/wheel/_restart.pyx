@@ -41,7 +41,6 @@ cdef class SessionRestorer:
         self.next_seq = next_seq
 
     def add_gateway(self, name, int32_t number, *, double in_force):
-        """Let rows have this gateway; see `restart.SessionRestorer.add_gateway`."""
         cdef RestoredGateway gateway = RestoredGateway()
         if not is_text(name, MAX_NAME_BYTES):
             raise ValueError("the gateway of a session has no valid name")

@@ -75,16 +75,8 @@ cdef struct List:
 
 cdef Py_ssize_t (*keyed_hash)(const void *, Py_ssize_t) noexcept nogil
 
-cdef int new_places(Places *places) except -1
-cdef void drop_places(Places *places) noexcept
-cdef void insert(Places *places, uint32_t hashed, int32_t place) noexcept
-cdef Slot *slot_of(Places *places, uint32_t hashed, int32_t place) noexcept
-cdef void erase(Places *places, uint32_t hashed, int32_t place) noexcept
-cdef int grow(Places *places, uint64_t count) except -1
 cdef void resize(Places *places, uint64_t count, uint64_t steps) noexcept
 
-cdef void *pages(size_t size) except NULL
-cdef void free_pages(void *at, size_t size) noexcept
 cdef void *room_for(Py_ssize_t count, Py_ssize_t size) except NULL
 cdef void *more_room(void *room, Py_ssize_t count, Py_ssize_t size) except NULL
 

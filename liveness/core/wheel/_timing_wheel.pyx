@@ -62,7 +62,6 @@ cdef class TimingWheel:
     # --- entries ---------------------------------------------------------------
 
     def add_gateway(self):
-        """Make room for one more gateway; return its number, from 0."""
         cdef int32_t room = max(16, 2 * self.gateway_room)
         if self.gateways == MOST_GATEWAYS:
             raise OverflowError("there is no room for so many gateways")
@@ -84,7 +83,6 @@ cdef class TimingWheel:
         return self.gateways - 1
 
     def find(self, uid):
-        """Return the entry of *uid*, or None."""
         cdef Table table = self.table
         cdef int32_t place = table.place_of(uid)
         if place == NONE:
@@ -101,7 +99,6 @@ cdef class TimingWheel:
         return self.table.count if self.devices is None else len(self.devices)
 
     def put(self, entry):
-        """Add an entry as it is; its user has none."""
         cdef User user
         uid, gateway, user.session, conn, user.start, user.timeout, user.deadline, \
             user.seen, event, flags = entry
@@ -110,13 +107,11 @@ cdef class TimingWheel:
         return self.add(uid, &user)
 
     def close(self, uid):
-        """End the session of *uid*, which has one; return its entry."""
         return self.remove(self.table.known(uid))
 
     # --- the hand -------------------------------------------------------------
 
     def advance(self, double now, int64_t steps):
-        """Move the hand to *now*; see `timing_wheel.TimingWheel.advance`."""
         cdef int layer
         self.layers.detach(now)
         self.cascade(&self.layers.passed, steps)
@@ -125,11 +120,9 @@ cdef class TimingWheel:
         resize(&self.table.places, self.table.count, STRIDE)
 
     def next_due(self):
-        """The attended moment at which `advance` will next have something to do."""
         return self.layers.next_due()
 
     def waiting(self):
-        """Return the numbers of the gateways that have due users, in a stable order."""
         cdef int32_t gateway
         return [
             gateway
@@ -139,20 +132,17 @@ cdef class TimingWheel:
         ]
 
     def due(self, int32_t gateway):
-        """Count the due users of *gateway*."""
         cdef int32_t due = self.due_list(gateway, False)
         cdef int32_t renewed = self.due_list(gateway, True)
         return self.table.lists[due].count + self.table.lists[renewed].count
 
     def longest_due(self, int32_t gateway, *, bint renewed=False):
-        """The deadline of the user of *gateway* that fires next; infinity without one."""
         cdef List *due = self.table.lists + self.due_list(gateway, renewed)
         return self.table.user(due.first).deadline if due.count else INFINITY
 
     def fire(
         self, int32_t gateway, *, double until, int64_t limit, bint renewed=False
     ):
-        """End the sessions of due users of *gateway*; return them, longest due first."""
         cdef Table table = self.table
         cdef List *due = table.lists + self.due_list(gateway, renewed)
         gone = []
@@ -164,7 +154,6 @@ cdef class TimingWheel:
     def renew(
         self, int32_t gateway, *, double until, int64_t limit, double most=INFINITY
     ):
-        """Give due users of *gateway* a fresh timeout; see `timing_wheel.TimingWheel.renew`."""
         cdef int32_t due = self.due_list(gateway, False), place
         cdef int64_t number = 0
         cdef Table table = self.table
@@ -200,27 +189,22 @@ cdef class TimingWheel:
         return found, bottom or -1
 
     def slot_of(self, uid):
-        """Where *uid* waits, or None if it is due; see `timing_wheel.TimingWheel.slot_of`."""
         cdef User *user = self.table.user(self.table.known(uid))
         if self.layers.has_passed(user.deadline):
             return None
-        return Slot(*self.layers.slot_of(user.deadline, user.list))
+        return Slot(*self.layers.slot_of(user.deadline))
 
     def slot_users(self):
-        """Count the users that come due in each slot of the ring."""
-        return self.layers.slot_users()
+        return self.layers.counts().slot_users()
 
     @property
     def hand(self):
-        """Where on the ring the hand is, in slots: from 0 to below `slots`."""
-        return self.layers.hand()
+        return self.layers.counts().hand
 
     def layer_users(self):
-        """Count the users in each layer, lowest first."""
-        return self.layers.layer_users()
+        return self.layers.counts().layer_users()
 
     def clocks(self, double now, double mono):
-        """Return every user's clock at *now*; see `timing_wheel.TimingWheel.clocks`."""
         return clocks_of(self.table, now, mono)
 
     # --- within ---------------------------------------------------------------

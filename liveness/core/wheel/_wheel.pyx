@@ -98,7 +98,6 @@ cdef class Wheel(TimingWheel):
         return Silences(habits.seconds, habits.squares)
 
     def touch(self, int32_t gateway, activity, *, double now, double mono):
-        """Give users that sent an event a whole timeout; see `wheel.Wheel.touch`."""
         cdef PackedActivity batch = packed(activity)
         cdef Habits *habits = &self.habits[self.checked(gateway)]
         cdef int32_t target = self.layers.list_for(now + habits.timeout)
@@ -115,7 +114,6 @@ cdef class Wheel(TimingWheel):
         self, uid, *, int32_t gateway, int64_t session, conn, double start, timeout,
         uint32_t event, double now, double mono, bint exact=False,
     ):
-        """Begin a session of *uid*, which has none; see `wheel.Wheel.open`."""
         cdef double whole
         cdef User user
         if timeout is None:
@@ -134,7 +132,6 @@ cdef class Wheel(TimingWheel):
         self, RecordBatch batch not None, logins, Py_ssize_t first, *, int64_t limit,
         int64_t seq, at,
     ):
-        """Begin the sessions of users that have none; see `wheel.Wheel.begin`."""
         cdef Table table = self.table
         cdef Sign sign
         cdef User user
@@ -180,7 +177,6 @@ cdef class Wheel(TimingWheel):
         return number
 
     def restore(self, SessionRestorer restorer not None, list rows, Py_ssize_t first):
-        """Add entries of rows of the online set; see `wheel.Wheel.restore`."""
         cdef Table table = self.table
         cdef User user
         cdef Sign sign
@@ -200,7 +196,6 @@ cdef class Wheel(TimingWheel):
         return count
 
     def amend(self, uid, *, conn, timeout, start=None):
-        """Set the connection and own timeout of *uid*; see `wheel.Wheel.amend`."""
         cdef User *user = self.table.user(self.table.known(uid))
         user.conn = NO_CONN if conn is None else conn
         if timeout is None:
@@ -213,7 +208,6 @@ cdef class Wheel(TimingWheel):
             user.start = start
 
     def end(self, RecordBatch batch not None, endings, *, int64_t seq, at):
-        """End sessions of due users, and record their offlines; see `wheel.Wheel.end`."""
         cdef Table table = self.table
         cdef List *due = table.lists + self.due_list(endings.gateway, endings.renewed)
         cdef User *user

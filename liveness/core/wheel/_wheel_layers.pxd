@@ -29,11 +29,10 @@ cdef class Layers:
     cdef int queue(self, int32_t *at, Queue *queue) except -1
     cdef double next_due(self) except? -1
     cdef double passes_at(self, int64_t bucket) except? -1
-    cdef double hand(self) noexcept
-    cdef tuple slot_of(self, double deadline, int32_t within)
-    cdef list slot_users(self)
-    cdef list layer_users(self)
-    cdef int64_t users_of(self, const int32_t *layer, int64_t size, const Queue *queue)
+    cdef tuple slot_of(self, double deadline)
+    cdef object counts(self)
+    cdef list counts_of(self, const int32_t *lists, int64_t size)
+    cdef list queued(self, const Queue *queue)
 
     cdef inline int64_t border_before(self, double moment) except? -1:
         """The last bucket border that is not after *moment*."""

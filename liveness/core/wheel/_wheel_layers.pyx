@@ -5,7 +5,8 @@ cimport cython
 from cpython.mem cimport PyMem_Free
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 
-from liveness.core.wheel._table cimport NONE, List, Table, room_for
+from liveness.core.wheel._table cimport NONE, Table, room_for
+from liveness.core.wheel.wheel_layers import LayerCounts
 
 
 @cython.no_gc  # its object, the table, has none
@@ -114,74 +115,38 @@ cdef class Layers:
 
     # --- views ----------------------------------------------------------------
 
-    cdef double hand(self) noexcept:
-        """Where on the ring the hand is, in slots: from 0 to below their number."""
-        return (<double> self.bucket / <double> self.widths[self.ring]) % self.slots
-
-    cdef tuple slot_of(self, double deadline, int32_t within):
-        """Return layer and slot of a deadline that waits in the list *within*."""
-        cdef int32_t queued
-        cdef int64_t due = self.border_before(deadline) + 1, slot, bucket
+    cdef tuple slot_of(self, double deadline):
+        cdef int64_t bucket = self.border_before(deadline), slot
         cdef int layer
-        cdef bint is_there = False
-        for bucket in range(self.size):
-            is_there |= self.buckets[bucket] == within
         for layer in range(self.layers):
-            slot = (due - 1) // self.widths[layer] % self.slots
-            is_there |= self.layer_lists[layer * self.slots + slot] == within
-            queued = self.cascading[layer].first
-            while queued != NONE:
-                is_there |= queued == within
-                queued = self.table.lists[queued].after
-            if is_there:
-                return layer, slot
-        raise AssertionError(f"the list {within} is in no layer")
+            slot = bucket // self.widths[layer]
+            if slot - self.cascaded[layer] <= self.slots:
+                return layer, slot % self.slots
+        self.too_far(deadline)
 
-    cdef list slot_users(self):
-        """Count the users that come due in each slot of the ring."""
-        cdef int64_t ring = self.widths[self.ring], width, current, slot, bucket
+    cdef object counts(self):
         cdef int layer
-        cdef int32_t queued
-        cdef List *lists = self.table.lists
-        users = [0] * self.slots
-        for bucket in range(self.bucket + 1, self.bucket + self.size + 1):
-            users[(bucket - 1) // ring % self.slots] += lists[
-                self.buckets[bucket % self.size]
-            ].count
-        for layer in range(self.ring + 1):
-            width = self.widths[layer]
-            current = self.bucket // width
-            for slot in range(current + 1, current + self.slots + 1):
-                users[slot * width // ring % self.slots] += lists[
-                    self.layer_lists[layer * self.slots + slot % self.slots]
-                ].count
-            queued = self.cascading[layer].first
-            while queued != NONE:
-                users[(current + 1) * width // ring % self.slots] += lists[
-                    queued
-                ].count
-                queued = lists[queued].after
-        return users
+        return LayerCounts(
+            self.bucket,
+            self.ring,
+            [self.widths[layer] for layer in range(self.layers)],
+            self.counts_of(self.buckets, self.size),
+            self.queued(&self.passed),
+            [
+                self.counts_of(self.layer_lists + layer * self.slots, self.slots)
+                for layer in range(self.layers)
+            ],
+            [self.queued(&self.cascading[layer]) for layer in range(self.layers)],
+        )
 
-    cdef list layer_users(self):
-        """Count the users in each layer, lowest first; buckets belong to the lowest."""
-        cdef int layer
-        users = [
-            self.users_of(
-                self.layer_lists + layer * self.slots, self.slots, &self.cascading[layer]
-            )
-            for layer in range(self.layers)
-        ]
-        users[0] += self.users_of(self.buckets, self.size, &self.passed)
-        return users
+    cdef list counts_of(self, const int32_t *lists, int64_t size):
+        cdef int64_t at
+        return [self.table.lists[lists[at]].count for at in range(size)]
 
-    cdef int64_t users_of(self, const int32_t *layer, int64_t size, const Queue *queue):
-        """Count the users in the lists of a layer, and in its detached lists."""
-        cdef int64_t users = 0, at
-        cdef int32_t queued = queue.first
-        for at in range(size):
-            users += self.table.lists[layer[at]].count
-        while queued != NONE:
-            users += self.table.lists[queued].count
-            queued = self.table.lists[queued].after
-        return users
+    cdef list queued(self, const Queue *queue):
+        cdef int32_t number = queue.first
+        counts = []
+        while number != NONE:
+            counts.append(self.table.lists[number].count)
+            number = self.table.lists[number].after
+        return counts

@@ -239,17 +239,17 @@ class TimingWheel:
         deadline = table.deadline[place]
         if self._layers.has_passed(deadline):
             return None
-        return Slot(*self._layers.slot_of(deadline, table.list[place]))
+        return Slot(*self._layers.slot_of(deadline))
 
     def slot_users(self) -> list[int]:
-        return self._layers.slot_users()
+        return self._layers.counts().slot_users()
 
     @property
     def hand(self) -> float:
-        return self._layers.hand
+        return self._layers.counts().hand
 
     def layer_users(self) -> list[int]:
-        return self._layers.layer_users()
+        return self._layers.counts().layer_users()
 
     def clocks(self, now: float, mono: float) -> Clocks:
         """Return every user's clock, in the order of their sessions, at one moment."""

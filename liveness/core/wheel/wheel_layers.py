@@ -20,6 +20,7 @@ Source: Varghese & Lauck, SOSP 1987, schemes 6 and 7.
 """
 
 from collections import deque
+from typing import NamedTuple
 
 from liveness.core.wheel.table import Table
 
@@ -80,15 +81,21 @@ class Layers:
         bucket = max(self._due_bucket(deadline), self.bucket + 1)
         if bucket - self.bucket <= len(self._buckets):
             return self._buckets[bucket % len(self._buckets)]
-        for layer, width, cascaded in zip(
-            self._layers, self._widths, self._cascaded, strict=True
+        layer, slot = self._slot_for(bucket)
+        return self._layers[layer][slot]
+
+    def _slot_for(self, bucket: int) -> tuple[int, int]:
+        """The lowest layer that reaches a bucket, and the slot."""
+        for layer, (width, cascaded) in enumerate(
+            zip(self._widths, self._cascaded, strict=True)
         ):
             slot = (bucket - 1) // width
             # A detached slot's place is empty, and so free for the slot a whole
             # revolution ahead: 30 places hold exactly 30 slots.
             if slot - cascaded <= self._slots:
-                return layer[slot % self._slots]
-        raise ValueError(f"a deadline {deadline - self._origin} s ahead is too far")
+                return layer, slot % self._slots
+        ahead_s = bucket * self._bucket_s
+        raise ValueError(f"a deadline {ahead_s} s ahead is too far")
 
     def _due_bucket(self, deadline: float) -> int:
         # Bucket n ends at the first border after its deadlines. This is the expression
@@ -148,25 +155,41 @@ class Layers:
 
     # --- views ----------------------------------------------------------------
 
-    @property
-    def hand(self) -> float:
-        """Where on the ring the hand is, in slots: from 0 to below their number."""
-        return self.bucket / self._widths[self._ring] % self._slots
-
-    def slot_of(self, deadline: float, sentinel: int) -> tuple[int, int]:
-        """Return layer and slot of a deadline that waits in the list *sentinel*.
+    def slot_of(self, deadline: float) -> tuple[int, int]:
+        """Return layer and slot of a deadline that has not passed.
 
         A bucket counts as part of its slot of the lowest layer.
         """
-        due = self._due_bucket(deadline)
-        for number, (layer, width, queue) in enumerate(
-            zip(self._layers, self._widths, self.cascading, strict=True)
-        ):
-            slot = (due - 1) // width % self._slots
-            is_in_bucket = not number and sentinel in self._buckets
-            if is_in_bucket or layer[slot] == sentinel or sentinel in queue:
-                return number, slot
-        raise AssertionError(f"the list {sentinel} is in no layer")
+        return self._slot_for(self._due_bucket(deadline))
+
+    def counts(self) -> "LayerCounts":
+        count = self._table.count
+        return LayerCounts(
+            self.bucket,
+            self._ring,
+            self._widths,
+            [count[sentinel] for sentinel in self._buckets],
+            [count[sentinel] for sentinel in self.passed],
+            [[count[sentinel] for sentinel in layer] for layer in self._layers],
+            [[count[sentinel] for sentinel in queue] for queue in self.cascading],
+        )
+
+
+class LayerCounts(NamedTuple):
+    """How many users are in each list, for both wheels."""
+
+    bucket: int  # the newest that has passed
+    ring: int
+    widths: list[int]  # buckets in a slot, by layer
+    buckets: list[int]
+    passed: list[int]  # in detached lists of buckets
+    layers: list[list[int]]
+    cascading: list[list[int]]  # in detached lists of slots, by layer
+
+    @property
+    def hand(self) -> float:
+        """Where on the ring the hand is, in slots: from 0 to below their number."""
+        return self.bucket / self.widths[self.ring] % len(self.layers[0])
 
     def slot_users(self) -> list[int]:
         """Count the users that come due in each slot of the ring, by place on the ring.
@@ -174,28 +197,22 @@ class Layers:
         Users in layers below count for their slot of the ring. Those due beyond one
         revolution, or due already, are not counted.
         """
-        count, slots = self._table.count, self._slots
-        ring = self._widths[self._ring]
-        users = [0] * slots
-        size = len(self._buckets)
+        slots, ring = len(self.layers[0]), self.widths[self.ring]
+        users, size = [0] * slots, len(self.buckets)
         for bucket in range(self.bucket + 1, self.bucket + size + 1):
-            users[(bucket - 1) // ring % slots] += count[self._buckets[bucket % size]]
+            users[(bucket - 1) // ring % slots] += self.buckets[bucket % size]
         for layer, width, queue in zip(
-            self._layers[: self._ring + 1], self._widths, self.cascading, strict=False
+            self.layers[: self.ring + 1], self.widths, self.cascading, strict=False
         ):
             current = self.bucket // width
             for slot in range(current + 1, current + slots + 1):
-                users[slot * width // ring % slots] += count[layer[slot % slots]]
-            for sentinel in queue:
-                users[(current + 1) * width // ring % slots] += count[sentinel]
+                users[slot * width // ring % slots] += layer[slot % slots]
+            users[(current + 1) * width // ring % slots] += sum(queue)
         return users
 
     def layer_users(self) -> list[int]:
         """Count the users in each layer, lowest first; buckets belong to the lowest."""
-        count = self._table.count
-        users = [
-            sum(count[sentinel] for sentinel in (*layer, *queue))
-            for layer, queue in zip(self._layers, self.cascading, strict=True)
-        ]
-        users[0] += sum(count[sentinel] for sentinel in (*self._buckets, *self.passed))
+        layers = zip(self.layers, self.cascading, strict=True)
+        users = [sum(layer) + sum(queue) for layer, queue in layers]
+        users[0] += sum(self.buckets) + sum(self.passed)
         return users

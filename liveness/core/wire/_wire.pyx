@@ -57,21 +57,18 @@ cdef class PackedActivity:
         return self.length
 
     def count(self, uint8_t event):
-        """How many of them are of this event."""
         cdef Py_ssize_t at, found = 0
         for at in range(self.length):
             found += self.items[at].event == event
         return found
 
     def at(self, Py_ssize_t position):
-        """The uid, conn and event at *position*."""
         if not 0 <= position < self.length:
             raise IndexError(position)
         cdef Sign *sign = self.items + position
         return uid_of(sign), None if sign.conn == NO_CONN else sign.conn, sign.event
 
     def frame_at(self, Py_ssize_t position):
-        """The number of the frame that holds *position*, and the index within it."""
         if not 0 <= position < self.length:
             raise IndexError(position)
         cdef uint32_t frame = self.items[position].frame
@@ -82,17 +79,14 @@ cdef class PackedActivity:
 
     @property
     def uids(self):
-        """All uids, as new objects."""
         return [uid_of(self.items + at) for at in range(self.length)]
 
     @property
     def conns(self):
-        """The conn of each uid."""
         return [self.at(at)[1] for at in range(self.length)]
 
     @property
     def events(self):
-        """The index of each uid's event."""
         return bytes([self.items[at].event for at in range(self.length)])
 
     cdef int reserve(self, Py_ssize_t wanted) except -1:
@@ -292,7 +286,6 @@ cdef class Reader:
 
     @property
     def unfinished_bytes(self):
-        """How many bytes of an incomplete frame are held."""
         return len(self.held)
 
     def feed(self, data):
@@ -303,7 +296,6 @@ cdef class Reader:
         return self.feed_packing(data)
 
     def feed_packing(self, data):
-        """As `feed`; if `packs` is set, with batches of activity in place of frames."""
         cdef Py_ssize_t start = 0, size = 0
         cdef PackedActivity batch = None
         cdef bytes whole
