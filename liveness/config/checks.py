@@ -35,7 +35,6 @@ MAX_HOSTS: Final = 100
 
 
 def check_socket_path(path: Path) -> None:
-    """Check the path of a socket that has `admin.sock` beside it."""
     if not path.name:
         raise ValueError("it is a folder; name the socket in it")
     if path.name == ADMIN_SOCKET:
@@ -66,12 +65,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def waits_ms(text: str) -> tuple[int, ...]:
-    """Parse seconds separated by commas, into milliseconds."""
     return tuple(round(float(wait) * 1000) for wait in text.split(","))
 
 
 def check_waits(text: str) -> None:
-    """Check the waits between the attempts of a timer."""
     try:
         waits = waits_ms(text)
         is_good = all(1_000 <= wait <= 86_400_000 for wait in waits)
@@ -84,19 +81,16 @@ def check_waits(text: str) -> None:
 
 
 def as_list(text: str) -> list[str]:
-    """Parse items separated by commas."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def check_allowed(text: str) -> None:
-    """Check a list of Unix users and groups that have a right."""
     items = as_list(text)
     if len(items) > MOST_LISTED or not all(map(_ALLOWED.fullmatch, items)):
         raise ValueError(f"it must be {ALLOWED}")
 
 
 def check_ties(text: str) -> None:
-    """Check a list of names of gateways, each with the one Unix user that may use it."""
     ties = [item.rpartition("=") for item in as_list(text)]
     is_good = all(
         is_text(name, MAX_NAME_BYTES) and _USER.fullmatch(user)
@@ -109,7 +103,6 @@ def check_ties(text: str) -> None:
 
 
 def check_separator(text: str) -> None:
-    """Check what separates a device from its user in a uid; it may be empty."""
     is_short = len(text) <= MAX_SEPARATOR_CHARS
     has_digits = re.search("[0-9]", text)  # they would separate integers
     if not is_short or has_digits or not (text == "" or is_text(text, 255)):
@@ -120,18 +113,15 @@ def check_separator(text: str) -> None:
 
 
 def check_group(text: str) -> None:
-    """Check the name or number of a group, which may be empty."""
     if text and not _USER.fullmatch(text):
         raise ValueError("it must be a group's name or number, or empty")
 
 
 def check_address(address: str) -> None:
-    """Check a host and a port."""
     split_address(address)
 
 
 def check_addresses(text: str) -> None:
-    """Check a list of one or more hosts, each with a port that can be connected to."""
     addresses = as_list(text)
     try:
         are_good = all(split_address(address)[1] > 0 for address in addresses)
@@ -154,12 +144,10 @@ def is_loopback(host: str) -> bool:
 
 
 def host_names(text: str) -> list[str]:
-    """Parse host names separated by commas, into lower case."""
     return [name.strip().lower() for name in text.split(",")] if text.strip() else []
 
 
 def check_host_names(text: str) -> None:
-    """Check a list of host names without ports."""
     names = host_names(text)
     if len(names) > MAX_HOSTS or not all(
         len(name) <= MAX_HOST_NAME and _HOST_NAME.fullmatch(name) for name in names

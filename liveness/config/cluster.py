@@ -2,13 +2,13 @@
 
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from liveness.config.checks import ADDRESSES, as_list, check_addresses, split_address
-from liveness.config.schema import about, setting
+from liveness.config.schema import setting
 from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 
 SCHEMES: Final = ("redis", "rediss")
@@ -119,35 +119,26 @@ class ClusterSettings:
         unit="a name; empty: the default user",
         check=_check_name,
     )
-    password_file: Path | None = field(
-        default=None,
-        metadata=about(
-            "file with the password of that user", unit="a path; empty: no password"
-        ),
+    password_file: Path | None = setting(
+        None, "file with the password of that user", unit="a path; empty: no password"
     )
     tls: Literal["auto", "on"] = setting(
         "auto", "TLS; auto: if url begins with rediss://; on: also to nodes"
     )
-    tls_ca_file: Path | None = field(
-        default=None,
-        metadata=about(
-            "certificates that vouch for the servers",
-            unit="a path to PEM; empty: those of the system",
-        ),
+    tls_ca_file: Path | None = setting(
+        None,
+        "certificates that vouch for the servers",
+        unit="a path to PEM; empty: those of the system",
     )
-    tls_cert_file: Path | None = field(
-        default=None,
-        metadata=about(
-            "certificate of this host, if the servers ask for one",
-            unit="a path to PEM; empty: none",
-        ),
+    tls_cert_file: Path | None = setting(
+        None,
+        "certificate of this host, if the servers ask for one",
+        unit="a path to PEM; empty: none",
     )
-    tls_key_file: Path | None = field(
-        default=None,
-        metadata=about(
-            "its private key",
-            unit="a path to PEM; empty: in tls_cert_file",
-        ),
+    tls_key_file: Path | None = setting(
+        None,
+        "its private key",
+        unit="a path to PEM; empty: in tls_cert_file",
     )
 
     # How long readers find a change in the stream. One that was away for longer begins
@@ -156,7 +147,6 @@ class ClusterSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether presence across hosts is configured."""
         return bool(self.url or self.nodes)
 
     def faults(self) -> Iterator[tuple[str, str]]:
@@ -178,12 +168,10 @@ class ClusterSettings:
 
     @property
     def has_tls(self) -> bool:
-        """Whether connections are encrypted."""
         return self.tls == "on" or self.url.startswith("rediss://")
 
     @property
     def servers(self) -> list[tuple[str, int]]:
-        """Host and port of the server, or of the nodes."""
         if self.nodes:
             return [split_address(node) for node in as_list(self.nodes)]
         parts = _split(self.url)
@@ -191,12 +179,10 @@ class ClusterSettings:
 
     @property
     def database(self) -> int:
-        """The number of the database on one server."""
         return int(_split(self.url).path.removeprefix("/") or 0) if self.url else 0
 
     @property
     def host_name(self) -> str:
-        """The name of this host."""
         return self.host or socket.gethostname()
 
 

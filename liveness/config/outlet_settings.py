@@ -6,7 +6,7 @@ They are set in the settings file only, as flags and variables have no place for
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -19,7 +19,7 @@ from liveness.config.checks import (
     check_addresses,
     is_loopback,
 )
-from liveness.config.schema import about, setting, shown
+from liveness.config.schema import setting, shown
 from liveness.core.records import KINDS, SESSION_KINDS
 from liveness.core.sessions.damping import MOST_SETTLE_S
 
@@ -174,21 +174,19 @@ class OutletSettings:
 class WebhookSettings(OutletSettings):
     """A receiver of records over HTTP."""
 
-    url: str = field(
-        metadata=about(
-            "where records are posted",
-            unit=_URL,
-            check=_check_url,
-            hidden="[@?]",
-            visible=r"[^@?]*\?",
-        )
+    url: str = setting(
+        MISSING,
+        "where records are posted",
+        unit=_URL,
+        check=_check_url,
+        hidden="[@?]",
+        visible=r"[^@?]*\?",
     )
-    secret_file: Path = field(
-        metadata=about(
-            "file with the secret that signs requests, in each line one; all sign, so "
-            "that a receiver may change from one to the next",
-            unit=f"a path; each line {_SECRET_FORM}",
-        )
+    secret_file: Path = setting(
+        MISSING,
+        "file with the secret that signs requests, in each line one; all sign, so "
+        "that a receiver may change from one to the next",
+        unit=f"a path; each line {_SECRET_FORM}",
     )
     batch: int = 500  # most records in one request
     linger_s: float = 1.0  # age at which a batch is sent that is not full
@@ -206,12 +204,10 @@ class WebhookSettings(OutletSettings):
         "whether the host may have a private address, such as 10.0.0.5, also by http://",
         unit="true or false",
     )
-    ca_file: Path | None = field(
-        default=None,
-        metadata=about(
-            "certificates that vouch for the receiver",
-            unit="a path to PEM; empty: those of the system",
-        ),
+    ca_file: Path | None = setting(
+        None,
+        "certificates that vouch for the receiver",
+        unit="a path to PEM; empty: those of the system",
     )
 
     @property
@@ -238,30 +234,26 @@ class WebhookSettings(OutletSettings):
 class KafkaSettings(OutletSettings):
     """A topic of Kafka."""
 
-    brokers: str = field(
-        metadata=about(
-            "some brokers of the cluster",
-            unit=ADDRESSES,
-            check=check_addresses,
-            hidden="@",
-        )
+    brokers: str = setting(
+        MISSING,
+        "some brokers of the cluster",
+        unit=ADDRESSES,
+        check=check_addresses,
+        hidden="@",
     )
-    topic: str = field(
-        metadata=about(
-            "the topic, which must exist",
-            unit="1 to 249 of A-Z, a-z, 0-9, ., _ and -",
-            check=_check_topic,
-        )
+    topic: str = setting(
+        MISSING,
+        "the topic, which must exist",
+        unit="1 to 249 of A-Z, a-z, 0-9, ., _ and -",
+        check=_check_topic,
     )
     # Enough for 100,000 a second with answers within 200 ms. Each takes 1.7 kB.
     max_in_flight: int = 20_000  # records that the brokers have not acknowledged
-    client: Mapping[str, str | int | float | bool] = field(
-        default_factory=dict,
-        metadata=about(
-            f"settings of librdkafka; a key that ends with {FILE_SUFFIX} names a file "
-            "that has the value",
-            unit="a section",
-        ),
+    client: Mapping[str, str | int | float | bool] = setting(
+        dict,
+        f"settings of librdkafka; a key that ends with {FILE_SUFFIX} names a file "
+        "that has the value",
+        unit="a section",
     )
 
     def faults(self, device_separator: str) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,8 @@ GIB: Final = 1024 * MIB
 TIB: Final = 1024 * GIB
 
 
-def about(
+def setting(
+    default: Any,
     meaning: str,
     bounds: tuple[float, float] | None = None,
     unit: str = "",
@@ -23,34 +24,15 @@ def about(
     check: Callable[[Any], None] | None = None,
     hidden: str | None = None,
     visible: str = "",
-) -> dict[str, Any]:
-    """The metadata of a field that is a setting.
-
-    Args:
-        meaning: What it does, for `--help`, `deploy/liveness.toml` and the docs.
-        bounds: The smallest and largest number allowed.
-        unit: The unit of a number; for other values, what they must be.
-        flag: The flag of `liveness serve`, if there is one.
-        check: Raises a ValueError with what the value must be.
-        hidden: A value that contains this pattern is never shown: it may hold a
-            password. Empty: no value is shown.
-        visible: The beginning of a hidden value that this pattern matches may be shown.
-    """
-    return {
+) -> Any:
+    """A field that is a setting; see `Setting`. It is required if *default* is MISSING."""
+    metadata = {
         "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check,
         "hidden": hidden, "visible": visible,
     }  # fmt: skip
-
-
-def setting(
-    default: Value,
-    meaning: str,
-    bounds: tuple[float, float] | None = None,
-    unit: str = "",
-    **more: Any,
-) -> Value:
-    """A field that is a setting with a default; the others are the arguments of `about`."""
-    return field(default=default, metadata=about(meaning, bounds, unit, **more))
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def variable_of(name: str) -> str:
@@ -66,22 +48,24 @@ class Setting:
     key: str
     kind: Any
     default: Any  # dataclasses.MISSING if it depends on the user: liveness.config.paths
-    meaning: str
-    bounds: tuple[float, float] | None
-    unit: str
-    flag: str = ""
-    check: Callable[[Any], None] | None = None
+    meaning: str  # for `--help`, `deploy/liveness.toml` and the docs
+    bounds: tuple[float, float] | None  # of a number
+    unit: str  # of a number; for other values, what they must be
+    flag: str = ""  # of `liveness serve`
+    check: Callable[[Any], None] | None = (
+        None  # raises a ValueError with what it must be
+    )
+    # A value that contains this pattern is never shown: it may hold a password. Empty: no
+    # value is shown. The beginning that `visible` matches may be shown.
     hidden: str | None = None
     visible: str = ""
 
     @property
     def name(self) -> str:
-        """The dotted name, `section.key`."""
         return f"{self.section}.{self.key}" if self.section else self.key
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
         return variable_of(self.name)
 
     @property
@@ -93,14 +77,12 @@ class Setting:
         return f"{whole}{self.bounds[0]} to {self.bounds[1]} {self.unit}"
 
     def value_in(self, config: object) -> object:
-        """The value in *config*."""
         section, _, name = self.section.partition(".")
         holder: Any = getattr(config, section) if section else config
         return getattr(holder[name] if name else holder, self.key)
 
     @property
     def is_required(self) -> bool:
-        """Whether there is no default."""
         return self.default is MISSING
 
     def hides(self, given: object) -> bool:
@@ -126,18 +108,12 @@ class Setting:
 
     @property
     def is_path(self) -> bool:
-        """Whether its values are paths."""
         return Path in (self.kind, *get_args(self.kind))
 
     @property
     def is_section(self) -> bool:
         """Whether its value is a section of its own, with any keys."""
         return get_origin(self.kind) is Mapping
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether it may be None, which is written as an empty string."""
-        return type(None) in get_args(self.kind)
 
     def parse(self, text: str) -> object:
         """Parse a value from the command line or the environment.
@@ -161,7 +137,7 @@ class Setting:
         Raises:
             ValueError: The value is not allowed; the message says what it must be.
         """
-        if self.is_optional and given in (None, ""):
+        if type(None) in get_args(self.kind) and given in (None, ""):
             return None
         value: object
         if self.kind is bool:
@@ -206,12 +182,9 @@ def settings_in(table: type, section: str) -> Iterator[Setting]:
             if item.default_factory is not MISSING:
                 default = item.default_factory()
             yield Setting(
-                section=section,
-                key=item.name,
-                kind=item.type,
-                default=default,
+                section=section, key=item.name, kind=item.type, default=default,
                 **item.metadata,
-            )
+            )  # fmt: skip
 
 
 def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:

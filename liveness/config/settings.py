@@ -9,7 +9,7 @@ that fits every host: operators cannot set it, tests can.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -38,7 +38,6 @@ from liveness.config.schema import (
     MIB,
     TIB,
     Setting,
-    about,
     setting,
     settings_in,
 )
@@ -51,13 +50,12 @@ from liveness.errors import ConfigError
 class SocketSettings:
     """Where gateways and watchers connect."""
 
-    path: Path = field(
-        metadata=about(
-            "Unix socket of gateways and watchers; admin.sock is created beside it",
-            unit=f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes",
-            flag="--socket",
-            check=check_socket_path,
-        )
+    path: Path = setting(
+        MISSING,
+        "Unix socket of gateways and watchers; admin.sock is created beside it",
+        unit=f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes",
+        flag="--socket",
+        check=check_socket_path,
     )
 
     group: str = setting(
@@ -73,18 +71,16 @@ class SocketSettings:
 
     @property
     def admin_path(self) -> Path:
-        """The socket of the command line, beside that of the gateways."""
         return self.path.with_name(ADMIN_SOCKET)
 
 
-def _right(meaning: str) -> str:
-    right: str = setting(
+def _right(meaning: str) -> Any:
+    return setting(
         "own,root,@own",
         meaning,
         unit="Unix users and @groups, separated by commas",
         check=check_allowed,
     )
-    return right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +111,11 @@ class HttpSettings:
         flag="--http",
         check=check_address,
     )
-    token_file: Path | None = field(
-        default=None,
-        metadata=about(
-            "file with the token that HTTP over TCP requires, except for metrics and "
-            "health",
-            unit="a path; empty: no token",
-        ),
+    token_file: Path | None = setting(
+        None,
+        "file with the token that HTTP over TCP requires, except for metrics and "
+        "health",
+        unit="a path; empty: no token",
     )
     hosts: str = setting(
         "",
@@ -142,12 +136,10 @@ class HttpSettings:
 
     @property
     def host(self) -> str:
-        """The host of the address, without the brackets of IPv6."""
         return split_address(self.address)[0]
 
     @property
     def port(self) -> int:
-        """The port of the address; 0 for any free one."""
         return split_address(self.address)[1]
 
     @property
@@ -167,7 +159,6 @@ class HttpSettings:
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether only this host can connect to the address."""
         return is_loopback(self.host)
 
 
@@ -175,12 +166,11 @@ class HttpSettings:
 class StateSettings:
     """What is kept on disk, and for how long."""
 
-    dir: Path = field(
-        metadata=about(
-            "folder of the log, the cursors and the users online",
-            unit="a path",
-            flag="--state",
-        )
+    dir: Path = setting(
+        MISSING,
+        "folder of the log, the cursors and the users online",
+        unit="a path",
+        flag="--state",
     )
     retention_s: float = setting(
         604_800.0, "how long a record is kept", (60, 31_622_400), "seconds"
@@ -247,7 +237,6 @@ class TimerSettings:
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """The time for an answer, and the waits between attempts."""
         return RetryPolicy(round(self.run_timeout_s * 1000), waits_ms(self.retries))
 
 

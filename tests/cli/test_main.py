@@ -100,8 +100,8 @@ def test_a_wrong_choice_names_all_there_are(
     [
         ("--timeout 3", 'Unknown command "--timeout"'),
         ("sta", 'Unknown command "sta". Did you mean "status"?'),
-        ("guard zzz", 'Unknown command "zzz". Choose from: "release"'),
-        ("timers ", 'The command is empty. Choose from: "list", "show", "cancel", "re'),
+        ("guard zzz", 'Unknown command "zzz". Available commands: release;'),
+        ("timers ", 'Unknown command "". Available commands: list, show, cancel, re'),
         ("serve --slots 3 --slots 4", "--slots specified multiple times"),
         ("watch --after -1", "--after: '-1' is not 0 to 9223372036854775807"),
         ("watch --after 9223372036854775808", "is not 0 to 9223372036854775807"),

@@ -221,7 +221,7 @@ BAD_RECORDS: Final = sql(DATABASE, "insert into log values (1, 1, 1, x'93c1', 0)
 # --- the table ------------------------------------------------------------------------
 
 COMMAND_LINES: Final = [
-    Mistake("unknown command like no other", "zzz", 2, 'Unknown command "zzz". Choose from: "serve", …, "version"; see `liveness --help`'),
+    Mistake("unknown command like no other", "zzz", 2, 'Unknown command "zzz". Available commands: serve, …, timers; see `liveness --help`'),
     Mistake("unknown flag", "serve --timeot 3", 2, "Unknown option: --timeot. Did you mean --timeout?; see `liveness serve --help`"),
     Mistake("command of a gateway that is empty", "demo --gateway ' '", 78, "the gateway's command is empty; name a program to run"),
     Mistake("command of a gateway with an open quote", """demo --gateway "cat '{socket}" """, 78, "the gateway's command \"cat '{socket}\": No closing quotation"),

@@ -16,10 +16,13 @@ This file has the options. `suite.py` lists the scenarios, and runs them.
 # Imports: client, cluster, config, console, core, errors, lab.common.
 # Never: starlette, structlog.
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+# Names the step that begins.
+Stage = Callable[[str], None]
 # Numbers of users for the comparison; up to four times those of the run are used.
 SIZES: Final = (10_000, 100_000, 1_000_000, 4_000_000, 10_000_000)
 

@@ -32,9 +32,8 @@ from liveness.cluster.format import (
     session_bytes,
 )
 from liveness.cluster.functions import functions
-from liveness.console.progress import Stage
 from liveness.core.records import ONLINE
-from liveness.lab.bench import BenchOptions
+from liveness.lab.bench import BenchOptions, Stage
 from liveness.lab.bench.sidecars import Window, fresh_sidecar, running_redis
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.transitions import (
@@ -178,7 +177,7 @@ def _redis_costs(
     parts = _spread("user", range(options.users))
     link("FUNCTION", "LOAD", functions().source)
     host, empty = LoadHost("other", 1, link), _memory(link)
-    stage("everyone logs in", None)
+    stage("everyone logs in")
     host.toggle(parts)
     for keys in KEYS:
         link("XTRIM", keys.stream, "MAXLEN", 0)
@@ -188,7 +187,7 @@ def _redis_costs(
     host.toggle([part[::2] for part in parts])
     some = [part[: 100_000 // PARTITIONS] for part in parts]
     for size in CALLS:
-        stage(f"calls of {size}", None)
+        stage(f"calls of {size}")
         costs_ns = list[float]()
         for _ in range(options.rounds):
             rounds = [*host.rounds(some, size)]
@@ -198,7 +197,7 @@ def _redis_costs(
             costs_ns.append(window.server_ns(sum(map(len, some))))
         name = f"Redis: CPU a transition, calls of {size}"
         yield _figure(name, min(costs_ns), "ns", CALL_20_NS)
-    stage("another host logs its users in, and is lost", None)
+    stage("another host logs its users in, and is lost")
     LoadHost("lost", 2, link).toggle(_spread("lost", range(options.users)))
     settings += 'host = "watching"\nlease_s = 3\n'  # the shortest
     with fresh_sidecar(options.folder, timeout_s=LONG_S, settings=settings) as sidecar:

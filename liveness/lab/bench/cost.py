@@ -19,8 +19,7 @@ from functools import partial
 from itertools import cycle
 from typing import Final, TypeAlias
 
-from liveness.console.progress import Stage
-from liveness.lab.bench import BenchOptions, full_options
+from liveness.lab.bench import BenchOptions, Stage, full_options
 from liveness.lab.bench.floors import DECIDED_MS, NONE
 from liveness.lab.bench.sidecars import Window
 from liveness.lab.bench.systems import SETEX, System, opened, plan
@@ -65,7 +64,7 @@ def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
     figures: list[Figure] = []
     for users, name in plan(options).runs:
         figure = partial(Figure, "cost", system=name, users=users)
-        stage(f"{name}, {users:,} users", None)
+        stage(f"{name}, {users:,} users")
         with opened(name, options.folder, users) as system:
             figures += _measured(system, users, options, figure)
     return [*figures, *ratios(figures, options)]
@@ -155,9 +154,9 @@ def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
     for users, name in plan(options).runs:
         silent = min(SILENT, users // (1 + OTHERS_EACH))
         with opened(name, options.folder, users) as system:
-            stage(f"{name}, {users:,} users", None)
+            stage(f"{name}, {users:,} users")
             system.log_in(range(silent, users))
-            stage(f"{name}, {users:,} users, {silent:,} of them fall silent", None)
+            stage(f"{name}, {users:,} users, {silent:,} of them fall silent")
             last, began = dict[str, Moment](), time.perf_counter()
             for number in range(silent):
                 ahead_s = began + number * timeout_s / silent - time.perf_counter()

@@ -17,8 +17,7 @@ from tempfile import NamedTemporaryFile
 from threading import Thread
 from typing import IO, Final, NamedTuple
 
-from liveness.console.progress import Stage
-from liveness.lab.bench import BenchOptions
+from liveness.lab.bench import BenchOptions, Stage
 from liveness.lab.bench.sidecars import Window, fresh_sidecar
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.transitions import (
@@ -62,7 +61,7 @@ def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Measure how fast outlets send, and the cost of a record and of dead outlets."""
     figures = []
     with fresh_sidecar(options.folder, timeout_s=LONG_S) as sidecar:
-        stage("a log is written", None)
+        stage("a log is written")
         records = _write_log(sidecar, options.users)
         for kind, opened, least_per_s, most_ns in (
             ("webhook", _webhook(HTTPStatus.OK), WEBHOOK_PER_S, None),
@@ -71,7 +70,7 @@ def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
             with opened as receiver:
                 runs = []
                 for number in range(1, options.rounds + 1):
-                    stage(f"{kind}: the log is sent, run {number}", None)
+                    stage(f"{kind}: the log is sent, run {number}")
                     runs.append(_drain(sidecar, receiver, number, records))
             per_s, cpu_ns = zip(*runs, strict=True)
             figures += [

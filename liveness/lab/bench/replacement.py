@@ -18,9 +18,8 @@ import trio.lowlevel
 
 import liveness
 from liveness.client.dialer import logger
-from liveness.console.progress import Stage, time_share
 from liveness.core.records import LOGOUT, MOVED, OFFLINE
-from liveness.lab.bench import BenchOptions
+from liveness.lab.bench import BenchOptions, Stage
 from liveness.lab.bench.floors import AWAITED_S, NONE, REPLACED_S, STOP_S, of_users
 from liveness.lab.bench.sidecars import fresh_sidecar
 from liveness.lab.common.figures import Figure, mistakes
@@ -161,21 +160,21 @@ async def _replaced_twice(
     ):
         await watch.connected()
         nursery.start_soon(load.read_records, watch)
-        stage("everyone logs in through the library", None)
+        stage("everyone logs in through the library")
         await load.log_in(gateway)
         nursery.start_soon(load.send_keepalives, gateway)
         async with trio.open_nursery() as arrivals:
             arrivals.start_soon(load.arrive, gateway, nursery)
-            stage("users arrive, send, log out and fall silent", time_share(after_s))
+            stage("users arrive, send, log out and fall silent")
             await trio.sleep(after_s)
-            stage("a planned replacement under load", time_share(after_s))
+            stage("a planned replacement under load")
             planned = await _replaced(sidecar, signal.SIGTERM)
             await trio.sleep(after_s)
-            stage("a replacement after kill -9 under load", time_share(after_s))
+            stage("a replacement after kill -9 under load")
             crash = await _replaced(sidecar, signal.SIGKILL)
             await trio.sleep(after_s)
             arrivals.cancel_scope.cancel()
-        stage("the last records are delivered", None)
+        stage("the last records are delivered")
         await load.all_reported()
         nursery.cancel_scope.cancel()
     return planned, crash

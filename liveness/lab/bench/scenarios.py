@@ -4,8 +4,7 @@ import time
 from itertools import cycle, islice
 from typing import Final
 
-from liveness.console.progress import Stage, time_share
-from liveness.lab.bench import BenchOptions, floors
+from liveness.lab.bench import BenchOptions, Stage, floors
 from liveness.lab.bench.floors import of_load, of_users
 from liveness.lab.bench.sidecars import Window, fresh_sidecar, linked_sidecar
 from liveness.lab.bench.stragglers import FIRST_S, PER_S, Stragglers
@@ -27,7 +26,7 @@ def idle(options: BenchOptions, stage: Stage) -> list[Figure]:
     window_s, settle_s = min(options.seconds, IDLE_S), options.at_most_s(IDLE_SETTLE_S)
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         ready_s = sidecar.start()
-        stage("nothing happens", time_share(settle_s + window_s))
+        stage("nothing happens")
         time.sleep(settle_s)
         with Window(sidecar) as window:
             time.sleep(window_s)
@@ -49,7 +48,7 @@ def logins(options: BenchOptions, stage: Stage) -> list[Figure]:
         Stragglers(sidecar.socket, first_s=FIRST_S, seconds=LOGINS_S) as stragglers,
     ):
         stragglers.wait_for_first()
-        stage("everyone logs in", None)
+        stage("everyone logs in")
         began = time.perf_counter()
         with Window(sidecar) as window:
             gateway.send(frames)
@@ -79,14 +78,14 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
     # Long enough for all logins, and for a turn of all users.
     long_s = options.timeout_s + 3 * options.users / options.rate
     with linked_sidecar(options.folder, timeout_s=long_s) as (sidecar, gateway):
-        stage("everyone logs in", None)
+        stage("everyone logs in")
         gateway.send(users.logins(range(len(users))))
         gateway.ping()
         time.sleep(options.at_most_s(STEADY_SETTLE_S))
         first_s = seconds + FIRST_S
         with Stragglers(sidecar.socket, first_s=first_s, seconds=seconds) as stragglers:
             pace = Pace(gateway, rate=options.rate)
-            stage("all send, then others fall silent", lambda: pace.count / len(frames))
+            stage("all send, then others fall silent")
             with Window(sidecar) as sending:
                 pace.run(frames[:count])
             pace.run(frames[count : count + between])
@@ -121,7 +120,7 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
     with fresh_sidecar(options.folder, timeout_s=timeout_s) as sidecar:
         sidecar.start()
         with LoadGateway(sidecar.socket, timeout=LONG_S) as first:
-            stage("everyone logs in", None)
+            stage("everyone logs in")
             for part in cut(range(len(users)), LOGINS_AT_ONCE):
                 first.send(users.logins(part))
             first.ping()
@@ -137,13 +136,13 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
                 sidecar.socket, first_s=max(1.0, left_s), seconds=patience_s
             ) as stragglers:
                 left_s = first_due - time.perf_counter()
-                stage("everyone is silent", time_share(left_s))
+                stage("everyone is silent")
                 time.sleep(max(0.0, left_s) / 2)
                 sidecar.reset_peak()
                 memory_mb = sidecar.memory_mb()
                 with Window(sidecar) as window:
                     gateway.wait_for(1, until=until)
-                    stage("everyone goes offline", lambda: gateway.count / len(users))
+                    stage("everyone goes offline")
                     gateway.wait_for(len(users), until=until)
                     gateway.ping()
                 acked_s = time.perf_counter() - first_due

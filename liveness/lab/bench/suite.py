@@ -12,10 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple, NoReturn, TextIO
 
-from liveness.console.progress import Share, Stage, progress_bar
 from liveness.console.terminal import report_line
 from liveness.errors import LivenessError
-from liveness.lab.bench import BenchOptions, machine, scenarios, systems
+from liveness.lab.bench import BenchOptions, Stage, machine, scenarios, systems
 from liveness.lab.bench.cluster_cost import cluster, missing_for_cluster
 from liveness.lab.bench.cost import cost, lateness
 from liveness.lab.bench.outlet_cost import missing_for_outlets, outlets
@@ -156,12 +155,12 @@ def measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[F
     figures: list[Figure] = []
     gc.disable()  # a collection would pause the load, and count as the server's lateness
     try:
-        with _exit_on_signals(), progress_bar(sys.stderr) as show:
+        with _exit_on_signals():
             for number, name in enumerate(names, start=1):
                 position = f"{number}/{len(names)} {name}"
 
-                def stage(what: str, share: Share, position: str = position) -> None:
-                    show(f"{position}: {what}", share)
+                def stage(what: str, position: str = position) -> None:
+                    print(f"{position}: {what}", file=sys.stderr, flush=True)
 
                 figures += SCENARIOS[name].measure(options, stage)
     except (LivenessError, OSError, ExceptionGroup) as raised:

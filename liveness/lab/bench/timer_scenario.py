@@ -15,8 +15,7 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Final
 
-from liveness.console.progress import Stage
-from liveness.lab.bench import BenchOptions, floors
+from liveness.lab.bench import BenchOptions, Stage, floors
 from liveness.lab.bench.sidecars import Window, fresh_sidecar
 from liveness.lab.bench.stragglers import FIRST_S, Stragglers
 from liveness.lab.bench.systems import LONG_S
@@ -70,13 +69,13 @@ def timers(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Measure pending timers, timers created and cancelled, and timers that fire."""
     pending = PENDING_A_USER * options.users
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
-        stage("a start without timers", None)
+        stage("a start without timers")
         sidecar.start()
         empty_mb = sidecar.memory_mb()
         sidecar.stop()
-        stage(f"{pending:,} timers are put into the table", None)
+        stage(f"{pending:,} timers are put into the table")
         put_pending(sidecar.state / DATABASE, pending)
-        stage("a start with them", None)
+        stage("a start with them")
         ready_s = sidecar.start()
         time.sleep(options.at_most_s(LOADING_S))
         growth_mb = sidecar.memory_mb() - empty_mb
@@ -124,11 +123,11 @@ def put_pending(path: Path, count: int) -> None:
 
 def _fire(gateway: LoadGateway, options: BenchOptions, stage: Stage) -> list[Figure]:
     """A thousand timers a second fire; then one of each user, all at the same moment."""
-    stage("a thousand a second fire", None)
+    stage("a thousand a second fire")
     after_s = options.at_most_s(FIRING_AFTER_S)
     count = round(FIRING_PER_S * options.seconds)
     steady = _fired(gateway, [after_s] * count, FIRING_PER_S)
-    stage("timers that come due together", None)
+    stage("timers that come due together")
     left, after_s = range(options.users, 0, -1), options.at_most_s(CREATING_S)
     delays_s = [after_s + number / CREATING_PER_S for number in left]
     together = _fired(gateway, delays_s, CREATING_PER_S)
@@ -190,7 +189,7 @@ def _create_and_cancel(
         ThreadPoolExecutor(1) as pool,
         LoadGateway(sidecar.socket, timeout=LONG_S) as senders,
     ):
-        stage("everyone logs in", None)
+        stage("everyone logs in")
         senders.send(users.logins(range(len(users))))
         senders.ping()
         with Stragglers(sidecar.socket, first_s=FIRST_S, seconds=seconds) as stragglers:
@@ -200,7 +199,7 @@ def _create_and_cancel(
             gateway.ping()
             speaking = pool.submit(Pace(senders, rate=options.rate).run, said)
             pace = Pace(gateway, rate=2 * CREATED_PER_S)
-            stage("timers are created and cancelled", lambda: pace.count / len(frames))
+            stage("timers are created and cancelled")
             with Window(sidecar) as window:
                 pace.run(frames)
                 gateway.ping()

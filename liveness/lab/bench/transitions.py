@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from liveness.console.progress import Stage
-from liveness.lab.bench import BenchOptions
+from liveness.lab.bench import BenchOptions, Stage
 from liveness.lab.bench.floors import DECIDED_MS
 from liveness.lab.bench.sidecars import Window, linked_sidecar
 from liveness.lab.bench.systems import LONG_S
@@ -127,7 +126,7 @@ def compared(
     costs: dict[str, list[Costs]] = {kind: [] for kind in kinds}
     for number in range(1, options.rounds + 1):
         for kind, run in kinds.items():
-            stage(f"{kind}, run {number}", None)
+            stage(f"{kind}, run {number}")
             costs[kind].append(run(load))
     figures = list[Figure]()
     for kind, runs in costs.items():
