@@ -36,15 +36,10 @@ def main() -> int | str:
         missing = (error.name or "liveness").partition(".")[0]
         if missing == "liveness" or missing in sys.stdlib_module_names:
             raise  # a bug of ours, or a broken Python
-        text = (
-            f"the sidecar's packages are not installed (no module {missing}): "
+        return (
+            f"liveness: the sidecar's packages are not installed (no module {missing}): "
             "pip install 'liveness-sidecar[sidecar]'"
         )
-        if serves and not sys.stderr.isatty():  # its log is JSON
-            from liveness.service.common.journal import failed_line
-
-            return failed_line(text, 1, sys.stderr)
-        return f"liveness: {text}"
 
 
 if __name__ == "__main__":

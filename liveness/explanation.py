@@ -220,7 +220,6 @@ class _Clock:
         return moment.strftime(form)
 
     def ago(self, at_ms: int) -> str:
-        """How long ago a moment is."""
         return f"{_lasting(max(0, self._now_ms - at_ms) / 1000)} ago"
 
     @staticmethod

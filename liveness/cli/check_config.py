@@ -49,7 +49,6 @@ def _hidden(setting: Setting, given: object) -> str:
 
 
 def outlet_faults(config: Config) -> Iterator[StartError]:
-    """What a start would find wrong with the outlets' files and client settings."""
     # Imported when one is configured, as `serve` does.
     if config.webhooks:
         from liveness.service.outlets.webhooks.sender import check_webhook

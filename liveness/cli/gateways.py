@@ -1,20 +1,18 @@
 """`liveness gateways`: lists the names of gateways and watchers, and forgets one."""
 
-import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
-from urllib.parse import urlencode
 
 from cyclopts import Parameter
 
 from liveness.cli.options import Json, Role, Socket, declared, name_of
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import request_json, unexpected_answer
+from liveness.console.admin_client import request_json
+from liveness.console.paged_list import print_list
 from liveness.console.record_lines import ascii_json
 from liveness.core.records import GATEWAY
 from liveness.text import escaped, relative
 
-PAGE: Final = 1_000
 # The sidecar waits 5 s for its disk before it answers that it cannot write.
 TIMEOUT_S: Final = 10.0
 
@@ -52,18 +50,15 @@ def list_command(
 
     With --json, an object a line.
     """
-    path = socket_path(socket)
-    line = ascii_json if json else text_line
-    after: str | None = ""
-    while after is not None:
-        query = {"role": role, "limit": str(PAGE)} | ({"after": after} if after else {})
-        page = f"/v1/gateways?{urlencode(query)}"
-        found = request_json(path, page, timeout_s=TIMEOUT_S)
-        if not isinstance(found.get("gateways"), list):
-            raise unexpected_answer(path)
-        sys.stdout.writelines(f"{line(name)}\n" for name in found["gateways"])
-        sys.stdout.flush()
-        after = found.get("next")
+    print_list(
+        socket_path(socket),
+        "/v1/gateways",
+        "gateways",
+        {"role": role},
+        line=ascii_json if json else text_line,
+        timeout_s=TIMEOUT_S,
+        cursor="after",
+    )
 
 
 @command.command(name="forget", help_epilogue="Example: liveness gateways forget gw-7")

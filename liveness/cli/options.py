@@ -45,7 +45,6 @@ def device_separator() -> str:
 
 
 def as_written(_kind: Any, tokens: Sequence[Token]) -> str:
-    """The value as text: cyclopts itself would turn "none" into None."""
     return tokens[0].value
 
 

@@ -81,7 +81,6 @@ class AdminConnection(http.client.HTTPConnection):
         self._path = socket_path.with_name(ADMIN_SOCKET)
 
     def connect(self) -> None:
-        """Connects to the Unix socket, in place of the base class's TCP."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))

@@ -42,7 +42,6 @@ def cluster_errors() -> Iterator[None]:
 
 
 def event_line(event: ClusterEvent) -> str:
-    """An event of the cluster as one line for a person."""
     if isinstance(event, Rollback):
         when, kind, tail = _moment(event.version), event.kind, f"p {event.partition}"
         what = "Redis lost what came after: those records are void"

@@ -19,10 +19,11 @@ def print_list(
     query: Mapping[str, str],
     *,
     line: Callable[[Any], str],
-    limit: int,
     timeout_s: float,
+    limit: int | None = None,
+    cursor: str = "before",
 ) -> None:
-    """Prints the newest items of a list, a line each, as their pages arrive.
+    """Prints a list, a line for each item, as its pages arrive.
 
     Args:
         socket_path: The sidecar's socket.
@@ -30,14 +31,15 @@ def print_list(
         name: The key of the items in an answer.
         query: Filters, as the page takes them.
         line: An item as text.
-        limit: The most that are printed. If there may be more, stderr says so.
         timeout_s: For each page.
+        limit: The most that are printed. If there may be more, stderr says so.
+        cursor: The filter that takes `next` of the page before.
     Raises:
         CommandError: As `request_json`, or no sidecar answers.
     """
     left, query = limit, dict(query)
-    while left:
-        query["limit"] = str(min(left, PAGE))
+    while left != 0:
+        query["limit"] = str(PAGE if left is None else min(left, PAGE))
         found = request_json(
             socket_path, f"{page}?{urlencode(query)}", timeout_s=timeout_s
         )
@@ -47,6 +49,6 @@ def print_list(
         sys.stdout.flush()
         if found.get("next") is None:
             return
-        left -= len(lines)
-        query["before"] = found["next"]
+        left = None if left is None else left - len(lines)
+        query[cursor] = found["next"]
     report_line(f"there may be more than these {limit}: see them with a larger --limit")

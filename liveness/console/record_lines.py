@@ -16,7 +16,6 @@ RecordMap = Mapping[str, Any]
 
 
 def text_line(record: RecordMap) -> str:
-    """A record as one line for a person."""
     when, kind, seq = local_time(record["at"]), record["kind"], record["seq"]
     if kind == GAP:
         first, last = record["first"], record["until"] - 1

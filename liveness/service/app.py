@@ -1,6 +1,5 @@
 """The process of a sidecar: opens state and sockets, and reacts to signals."""
 
-import errno
 import gc
 import os
 import resource
@@ -30,7 +29,6 @@ from liveness.core.records import TIMER, Subscription, TimerRecord
 from liveness.core.timer_states import Fire
 from liveness.errors import StartError
 from liveness.metrics.counts import DOORS
-from liveness.service.common import logs
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService
 from liveness.service.http.bearer import Token, read_token
@@ -130,9 +128,9 @@ def log_start(config: Config) -> None:
         timeout_s=config.timeout_s,
         slots=config.slots,
         flush_s=config.flush,
-        socket=logs.shortened(str(config.socket.path)),
-        state=logs.shortened(str(config.state.dir)),
-        http=logs.shortened(config.http.address),
+        socket=str(config.socket.path),
+        state=str(config.state.dir),
+        http=config.http.address,
         has_token=config.http.token_file is not None,
     )
     if WHY_PURE_PYTHON:
@@ -267,13 +265,10 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
         # create_server adds the address to the text of its errors: build the text anew.
         number = error.errno or 0
         why = os.strerror(number) if number > 0 else error.strerror or error
-        remedies = {
-            errno.EADDRINUSE: "stop what uses it, or choose another with --http",
-            errno.EACCES: "choose a port from 1024 on with --http, or grant "
-            "CAP_NET_BIND_SERVICE",
-        }
-        remedy = remedies.get(number, "choose an address of this host with --http")
-        raise StartError(f"HTTP address {host}:{port}: {why}; {remedy}") from error
+        raise StartError(
+            f"HTTP address {host}:{port}: {why}; choose another with --http, or stop what "
+            "uses it"
+        ) from error
 
 
 def _group_of(listener: socket.socket) -> int:

@@ -270,7 +270,6 @@ class SidecarService:
         _log.info("stopped", users=len(self.presence), log_seq=seq)
 
     def _start_background_tasks(self, nursery: trio.Nursery) -> None:
-        """Start the tasks that run until the stop is over, and depend on no other."""
         nursery.start_soon(self._write, self.log_writer.run)
         nursery.start_soon(self._trim)
         nursery.start_soon(self.log_writer.keep_clock)
@@ -356,12 +355,10 @@ class SidecarService:
         raise why
 
     def why_unhealthy(self) -> list[str]:
-        """What is wrong with the process; empty if it is healthy."""
         lag = self._clock.mono() - self.parts.attended.turned_at
         return [f"the hand stands still for {lag:.0f} s"] if lag > TURN_DEAD_S else []
 
     def why_not_ready(self) -> list[str]:
-        """Why the sidecar is not ready; empty if it is."""
         why = self.why_unhealthy()
         if not self._listens:
             why.append("the gateway socket is not listening")
@@ -371,7 +368,6 @@ class SidecarService:
 
     @property
     def status(self) -> str:
-        """The status, as one line for an operator."""
         online = f"{len(self.presence):,} users online"
         why = "; ".join(self.why_not_ready())
         return f"not ready: {why}; {online}" if why else f"ready, {online}"

@@ -43,7 +43,6 @@ class FileWatch:
 
     @property
     def failures(self) -> list[str]:
-        """The losses, and what to do about them."""
         return [*self._failures.values()]
 
     async def run(self, listeners: Mapping[str, UnixListener]) -> None:
@@ -54,7 +53,6 @@ class FileWatch:
             await trio.sleep(CHECK_EVERY_S)
 
     def check(self) -> None:
-        """Check once; create lost sockets again."""
         lost = [
             path for path, opened in self._files.items() if identity(path) != opened
         ]

@@ -52,7 +52,6 @@ class Reloader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def reload(self) -> None:
-        """Read the settings, apply them, and log the result."""
         if not self._limiter.available_tokens:
             _log.error(
                 "the settings are not reloaded, as an earlier reload still hangs; repair "

@@ -84,7 +84,6 @@ class ServiceManager:
         return sock
 
     async def notify(self, *lines: str) -> None:
-        """Send lines to the manager, if there is one; a failure is logged."""
         if not self._address:
             return
         try:

@@ -57,7 +57,6 @@ class Clock:
         return self._state_s(self.boot_s())
 
     def state_ms(self) -> int:
-        """Milliseconds of the state's clock, as moments are stored."""
         return int(self.state_s() * 1000)
 
     def age_s(self, at_ms: int) -> float:
@@ -103,7 +102,6 @@ class Clock:
         return reading._replace(offset=self._offset)
 
     def cpu(self) -> float:
-        """CPU seconds used by all threads of this process."""
         return time.process_time()
 
     def instant(self, now: float, mono: float) -> Instant:

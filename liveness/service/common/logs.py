@@ -23,8 +23,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from liveness.service.common.journal import PREFIXES, is_journal
 from liveness.text import escaped
 
-# Bytes in a line for a text chosen by a user of this host, such as a path. Three of them
-# and the rest of the line "starting" take less than a kilobyte.
+# Bytes in a line for a text of another program.
 MAX_VALUE_BYTES: Final = 240
 # Bytes for any text in a line of JSON. Tracebacks and lists of faults can be longer, and
 # the journal splits a line of more than 48 KB (LineMax= in journald.conf(5)).
@@ -77,7 +76,6 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
         ]
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             writer.begin_line,
@@ -100,13 +98,8 @@ def is_json() -> bool:
 
 
 def log_uncaught() -> None:
-    """Log warnings, and exceptions that nothing catches, where Python would print them.
-
-    Python's last words when a signal kills it are not logged: `faulthandler` cannot.
-    """
+    """Log warnings, and the exception that ends the process, where Python would print them."""
     sys.excepthook = _log_end
-    threading.excepthook = _log_end_of_thread
-    sys.unraisablehook = _log_ignored
     logging.captureWarnings(True)
 
 
@@ -146,7 +139,6 @@ def urgency(level: str) -> int:
 
 
 def drain() -> None:
-    """Wait until all lines are written, for `DRAIN_S` at most."""
     for handler in logging.root.handlers:
         handler.flush()
 
@@ -201,16 +193,6 @@ def _log_end(
     _: type[BaseException], error: BaseException, __: TracebackType | None
 ) -> None:
     _log.critical("failed", error=repr(error), exit_code=1, exc_info=error)
-
-
-def _log_end_of_thread(args: threading.ExceptHookArgs) -> None:
-    name = args.thread.name if args.thread else None
-    _log.error("a thread failed", thread=name, exc_info=args.exc_value)
-
-
-def _log_ignored(args: "sys.UnraisableHookArgs") -> None:
-    where = shortened(repr(args.object))
-    _log.error("an exception is ignored", where=where, exc_info=args.exc_value)
 
 
 class _LineWriter:

@@ -10,6 +10,5 @@ class Turnstile:
         self._lock = trio.Lock()
 
     async def wait(self) -> None:
-        """Wait for a pass of the loop in which this is the only task let through."""
         async with self._lock:
             await trio.lowlevel.checkpoint()
