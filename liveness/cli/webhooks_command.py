@@ -1,4 +1,4 @@
-"""`liveness webhooks`: lists and tests webhooks; shows, retries and drops dead letters."""
+"""`liveness webhooks`: tests webhooks; shows, retries and drops dead letters."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,7 +11,6 @@ from liveness.console import record_lines
 from liveness.console.admin_client import reading_answer, request_json
 from liveness.console.paged_list import print_list
 from liveness.console.record_lines import ascii_json
-from liveness.console.terminal import report_line
 from liveness.text import escaped, from_json, shortened, utc_time
 
 # A webhook waits for its receiver for up to 300 s.
@@ -23,28 +22,6 @@ Map = dict[str, Any]
 
 
 # --- as text --------------------------------------------------------------------------
-
-
-def webhook_line(webhook: Map) -> str:
-    """A webhook as one line for a person."""
-    parts = [
-        f"{escaped(webhook['webhook']):<12}",
-        f"{webhook['state']:<9}",
-        f"lag {webhook['lag_records']:,} ({webhook['lag_s']:.1f} s)",
-        f"sent {webhook['sent']:,}",
-        f"retries {webhook['retries']:,}",
-        f"dead letters {webhook['dead_kept']:,}",
-    ]
-    counts = {
-        "missed": webhook["missed"],
-        "left out": webhook["damped"],
-        "settling": webhook["settling"],
-    }
-    parts += [f"{name} {count:,}" for name, count in counts.items() if count]
-    parts.append(escaped(webhook["url"]))
-    if webhook["detail"]:
-        parts.append(escaped(webhook["detail"]))
-    return "  ".join(parts)
 
 
 def letter_line(letter: Map) -> str:
@@ -74,8 +51,8 @@ def result_line(result: Map) -> str:
 
 command: Final = declared(
     "webhooks",
-    "webhooks list",
-    help="List webhooks; test one, show its dead letters, send them again, drop them.",
+    "webhooks test mail",
+    help="Test a webhook; show its dead letters, send them again, drop them.",
 )
 
 Name = Annotated[str, Parameter(help="the webhook", metavar="NAME", converter=name_of)]
@@ -83,20 +60,6 @@ Name = Annotated[str, Parameter(help="the webhook", metavar="NAME", converter=na
 
 def _change(path: Path, what: str, **body: str) -> Map:
     return request_json(path, f"/v1/webhooks/{what}", body, timeout_s=TIMEOUT_S)
-
-
-@command.command(name="list", help_epilogue="Example: liveness webhooks list --json")
-def list_command(*, socket: Socket = None, json: Json = False) -> None:
-    """List webhooks, and how each is; with --json an object a line."""
-    path = socket_path(socket)
-    found = request_json(path, "/v1/webhooks")
-    line = ascii_json if json else webhook_line
-    with reading_answer(path):
-        lines = [line(webhook) for webhook in found["webhooks"]]
-    for shown in lines:
-        print(shown)
-    if not lines:
-        report_line("the settings have no [webhooks.NAME]")
 
 
 @command.command(name="test", help_epilogue="Example: liveness webhooks test mail")

@@ -7,14 +7,12 @@ import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from liveness.config.checks import (
     ADDRESSES,
-    MAX_HOST_NAME,
     as_list,
     check_addresses,
     is_loopback,
@@ -41,7 +39,6 @@ SECRET_RULE: Final = (
 )
 _KINDS: Final = f"some of {', '.join(KINDS)}, separated by commas"
 MOST_URL: Final = 2_000
-MOST_LABEL: Final = 63  # characters of a DNS name between two dots
 _URL: Final = "https://HOST/PATH, or http:// to loopback"
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 # A key of [kafka.NAME.client] with this ending names a file that has the value.
@@ -79,26 +76,10 @@ def _split(url: str) -> SplitResult:
         and url.isprintable()
         and " " not in url
         and len(url) <= MOST_URL
-        and _is_host(parts.hostname)
-        and ("[" in parts.netloc) == (":" in parts.hostname)
     )
     if not is_good:
         raise ValueError
     return parts
-
-
-def _is_host(host: str) -> bool:
-    """Whether it is an address or can be a DNS name."""
-    is_dotted = host.count(".") == 3 and host.replace(".", "").isdigit()
-    if ":" in host or is_dotted:
-        try:
-            return bool(ip_address(host))
-        except ValueError:
-            return False
-    labels = host.removesuffix(".").split(".")
-    return len(host) <= MAX_HOST_NAME and all(
-        0 < len(label) <= MOST_LABEL for label in labels
-    )
 
 
 def _check_url(url: str) -> None:

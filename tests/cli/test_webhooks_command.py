@@ -9,14 +9,6 @@ import pytest
 from tests.helpers.admin_server import Admin
 
 GROUP = "webhooks"
-WEBHOOK = {
-    "webhook": "mail", "url": "https://example.org/hook", "kinds": ["online", "offline"],
-    "users_only": False, "settle_s": 0.0,
-    "outlet": "webhooks.mail", "state": "retrying", "since": 1_795_647_412_254,
-    "detail": "status 500: \x1b", "lag_records": 1_203, "lag_s": 30.25, "sent": 81_204,
-    "retries": 3, "dead": 2, "dead_kept": 1, "dead_deleted": 0, "damped": 0,
-    "settling_overflows": 0, "settling": 0, "missed": 0,
-}  # fmt: skip
 RECORD = {
     "seq": 81, "kind": "offline", "uid": "int:9007199254740993", "gateway": "gw-1",
     "session": 3, "reason": "logout", "at": 1_795_647_412_254,
@@ -37,26 +29,6 @@ REFUSED = {
 
 def answer(**found: Any) -> tuple[int, bytes]:
     return 200, json.dumps(found).encode()
-
-
-def test_a_list_has_a_line_for_each_webhook(admin: Admin, run: Any) -> None:
-    admin.pages["/v1/webhooks"] = answer(webhooks=[WEBHOOK])
-    assert run("list") == (
-        0,
-        "mail          retrying   lag 1,203 (30.2 s)  sent 81,204  retries 3  "
-        "dead letters 1  https://example.org/hook  status 500: \\x1b\n",
-        "",
-    )
-    assert json.loads(run("list", "--json")[1]) == WEBHOOK
-    counted = {**WEBHOOK, "missed": 1_000, "damped": 640, "settling": 12}
-    admin.pages["/v1/webhooks"] = answer(webhooks=[counted])
-    counts = "dead letters 1  missed 1,000  left out 640  settling 12  https://"
-    assert counts in run("list")[1]
-
-
-def test_without_webhooks_the_list_says_so(admin: Admin, run: Any) -> None:
-    admin.pages["/v1/webhooks"] = answer(webhooks=[])
-    assert run("list") == (0, "", "liveness: the settings have no [webhooks.NAME]\n")
 
 
 def test_a_test_shows_what_the_receiver_answered(admin: Admin, run: Any) -> None:
@@ -167,15 +139,13 @@ def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> Non
     assert run("test", "none") == (1, "", "liveness: there is no \\x1b\n")
 
 
-@pytest.mark.parametrize(
-    "body", [b"ok", b"{}", b'{"webhooks": [7]}', b'{"webhooks": 7}']
-)
+@pytest.mark.parametrize("body", [b"ok", b"{}"])
 def test_another_program_is_no_liveness_sidecar(
     admin: Admin, run: Any, body: bytes
 ) -> None:
-    pages = ("", "/test", "/dead?limit=100", "/retry", "/drop")
+    pages = ("/test", "/dead?limit=100", "/retry", "/drop")
     admin.pages = {f"/v1/webhooks{page}": (200, body) for page in pages}
-    for line in ("list", "test a", "dead", "retry a", "drop a --yes"):
+    for line in ("test a", "dead", "retry a", "drop a --yes"):
         code, shown, said = run(*line.split())
         assert (code, shown) == (1, ""), line
         assert "is not a liveness sidecar: name the right socket with" in said

@@ -359,12 +359,14 @@ def test_the_receiver_of_the_manual_gets_what_is_signed_with_its_secret(
         with receiver(others):
             gateway.send("logout", "ada")
             sidecar.line_with('"a webhook failed; it is tried again"')
-        assert re.match("try +retrying .+ 401", run("liveness webhooks list", environ))
+        assert re.search(
+            "webhooks.try +retrying.+ 401", run("liveness status", environ)
+        )
         with receiver(environ | {"SECRET": secret}) as running:
             shown = run("liveness webhooks test try", environ)
             assert re.match("try: accepted: status 204 after", shown)
             running.shows("^liveness.offline ada$")
-        shown = run("liveness webhooks retry --all try", environ)
+        shown = run("liveness webhooks retry try", environ)
         assert shown == "try: 0 accepted, 0 refused, 0 left\n"
 
 

@@ -1,6 +1,5 @@
-"""Webhooks over HTTP, for operators: how they are, a test, and their dead letters.
+"""Webhooks over HTTP, for operators: a test, and their dead letters.
 
-    GET  /v1/webhooks         each webhook: settings without secrets, and how it is
     GET  /v1/webhooks/dead    dead letters, newest first, a page at a time
     POST /v1/webhooks/test    {"webhook": …}: sends a test event
     POST /v1/webhooks/retry   {"webhook": …, "after": …}: sends its oldest dead letter again
@@ -20,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from liveness.core.records import KINDS
 from liveness.core.wire.uids import MAX_INTEGER
 from liveness.errors import LivenessError
 from liveness.service.http import api
@@ -56,17 +54,11 @@ class WebhooksApi:
     def routes(self) -> list[Route]:
         limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
         return [
-            api.route("/v1/webhooks", self._list),
             api.route("/v1/webhooks/dead", self._dead, limiter=limiter),
             api.route("/v1/webhooks/test", self._test, "POST"),
             api.route("/v1/webhooks/retry", self._retry, "POST"),
             api.route("/v1/webhooks/drop", self._drop, "POST"),
         ]
-
-    async def _list(self, request: Request) -> Response:
-        api.query_of(request)
-        shown = [_shown(name, webhook) for name, webhook in self._webhooks.items()]
-        return JSONResponse({"webhooks": shown})
 
     async def _dead(self, request: Request) -> Response:
         query = api.query_of(request, "webhook", "before", "limit")
@@ -125,20 +117,6 @@ async def _answered(call: Awaitable[T]) -> T:
         return await call
     except (OSError, sqlite3.Error, LivenessError) as error:
         raise api.ApiError(503, str(error)) from error
-
-
-def _shown(name: str, webhook: "WebhookOutlet") -> dict[str, Any]:
-    """The settings of a webhook, without secrets, and its status."""
-    settings = webhook.settings
-    return {
-        "webhook": name,
-        # The query may contain a key.
-        "url": settings.parts._replace(query="").geturl(),
-        "kinds": [kind for kind in KINDS if kind in settings.kind_set],
-        "users_only": settings.users_only,
-        "settle_s": settings.settle_s,
-        **webhook.now().as_map(),
-    }
 
 
 def _letter(outlet: str, letter: DeadLetter) -> str:

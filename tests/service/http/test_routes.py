@@ -160,7 +160,6 @@ ASKED: Final = [
     "/v1/guard",
     "/v1/timers",
     "/v1/timers/newest?key=order",
-    "/v1/webhooks",
     "/v1/webhooks/dead?limit=3",
     "/v1/wheel",
     "/v1/openapi.json",

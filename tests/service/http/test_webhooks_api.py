@@ -16,7 +16,6 @@ from tests.service.http.doors import Doors
 from tests.service.http.test_routes import schema_of, validate
 from tests.service.outlets.webhooks.receiver import (
     OK,
-    SECRET,
     SECRET_FILE,
     Receiver,
     answering,
@@ -108,25 +107,6 @@ DEAD: Final = f"{WEBHOOKS}/dead"
 
 
 MAIL: Final[dict[str, Any]] = {"webhook": "mail"}
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_each_webhook_is_listed_without_its_secret_and_query(
-    here: Scene, door: str
-) -> None:
-    answer = await here.doors.get(WEBHOOKS, door)
-    found = json.loads(answer.body)
-    validate(found, schema_of(WEBHOOKS, 200))
-    assert [webhook["webhook"] for webhook in found["webhooks"]] == [
-        "mail",
-        "other",
-    ]
-    mail = found["webhooks"][0]
-    assert mail["url"] == here.receiver.url.removesuffix("?x=1")
-    assert mail["kinds"] == ["online"]
-    assert (mail["outlet"], mail["state"]) == ("webhooks.mail", "following")
-    assert SECRET.encode() not in answer.body
-    assert b"x=1" not in answer.body
 
 
 async def test_a_test_says_what_the_receiver_answered(here: Scene) -> None:

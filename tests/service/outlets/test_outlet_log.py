@@ -215,7 +215,11 @@ async def test_an_offline_comes_when_it_has_settled(rig: OutletRig) -> None:
     rig.publish(on(1), off(2), on(3, "bob"))
     async with rig.outlet_log(settings) as log:
         first = await log.take(10)
-        assert (seqs(first.entries), first.position, log.settling) == ([1, 3], 1, 1)
+        assert (seqs(first.entries), first.position, log.damping.waiting) == (
+            [1, 3],
+            1,
+            1,
+        )
         log.delivered(first)
         assert log.lag_records == 0
         assert seqs((await log.take(10)).entries) == [2]

@@ -97,7 +97,7 @@ class Outlet:
             missed=self.log.missed,
             damped=self.log.damping.left_out,
             settling_overflows=self.log.damping.hurried,
-            settling=self.log.settling,
+            settling=self.log.damping.waiting,
             latency=self.latency,
         )
 

@@ -83,7 +83,8 @@ class OutletLog:
         self._wake = Notifier()
         self._taken = deque[LogBatch]()
         self._collected: list[TailEntry] = []  # by a `take` that has not returned yet
-        self._cursor = 0
+        # All records up to this seq are delivered, or do not concern the outlet.
+        self.cursor = 0
         self._has_cursor = False  # whether `open` has found it
         self._stored = 0
         self._caught_up_at = access.clock.mono()
@@ -95,22 +96,12 @@ class OutletLog:
         return self._access.log_writer.store.log
 
     @property
-    def cursor(self) -> int:
-        """All records up to this seq are delivered, or do not concern the outlet."""
-        return self._cursor
-
-    @property
-    def settling(self) -> int:
-        """How many offlines wait for `settle_s`."""
-        return 0 if self._reader is None else self._reader.waiting
-
-    @property
     def lag_records(self) -> int:
         """Records not read or not delivered yet, except offlines that settle."""
+        newest = self._access.log_writer.durable_seq
         if self._reader is None:  # it was stopped or never opened
-            newest = self._access.log_writer.durable_seq
-            return max(0, newest - self._cursor) if self._has_cursor else 0
-        unread = self._access.log_writer.durable_seq - self._reader.reached
+            return max(0, newest - self.cursor) if self._has_cursor else 0
+        unread = newest - self._reader.reached
         collected = len(self._collected)
         return unread + collected + sum(len(batch.entries) for batch in self._taken)
 
@@ -166,7 +157,7 @@ class OutletLog:
             is_resumed=is_resumed,
             counts=self.damping,
         )
-        self._cursor, self._has_cursor = position, True
+        self.cursor, self._has_cursor = position, True
         access.feed.follow(self._reader, self._wake.notify)
 
     def behind_since(self, at_ms: int) -> None:
@@ -227,7 +218,7 @@ class OutletLog:
         """Note that *batch*, the oldest undelivered one, is delivered."""
         first = self._taken.popleft()
         assert first is batch
-        self._cursor = max(self._cursor, batch.position)
+        self.cursor = max(self.cursor, batch.position)
         clock = self._access.clock
         self._caught_up_at = clock.mono() - clock.age_s(batch.oldest_ms)
         self._note_position()
@@ -245,7 +236,7 @@ class OutletLog:
 
     async def store_cursor(self) -> None:
         """Store the cursor, if it has moved; a failure is logged, and tried again."""
-        if self._cursor == self._stored:
+        if self.cursor == self._stored:
             return
         try:
             await self._put_cursor()
@@ -258,7 +249,7 @@ class OutletLog:
         def put(db: sqlite3.Connection) -> int:
             # Read only when it is this call's turn: while it waited, the outlet may have
             # stored a newer cursor together with the end of a batch.
-            seq = self._cursor
+            seq = self.cursor
             put_cursor(db, self.name, StoredCursor(log, seq), now_ms)
             return seq
 
@@ -267,7 +258,7 @@ class OutletLog:
     def _note_position(self) -> None:
         """While no batch is in flight, skip records that do not concern the outlet."""
         if self._reader is not None and not self._taken and not self._collected:
-            self._cursor = max(self._cursor, self._reader.position)
+            self.cursor = max(self.cursor, self._reader.position)
             if not self._reader.is_behind:
                 self._caught_up_at = self._access.clock.mono()
 

@@ -5,21 +5,13 @@ An event is kept as its JSON text: a record that is sent by several outlets is e
 
 import json
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from liveness.core.records import Gap, Logged, Record, TimerRecord
 from liveness.text import from_json, json_line, uid_text
 
 CONTENT_TYPE: Final = "application/cloudevents-batch+json"
 _TEST: Final = "test"
-
-
-class SentRecord(NamedTuple):
-    """A record in a stored body."""
-
-    log: str
-    seq: int
-    json: str
 
 
 def event_of(
@@ -63,12 +55,12 @@ def halves(body: bytes) -> tuple[bytes, bytes]:
     return joined(events[:middle]), joined(events[middle:])
 
 
-def records_in(body: bytes) -> list[SentRecord]:
-    """The records of a body, in order."""
+def records_in(body: bytes) -> list[tuple[str, int, str]]:
+    """The records of a body, in order: the log, the seq, and the JSON of each."""
     found = []
     for event in json.loads(body):
         log, _, seq = event["id"].rpartition(":")
-        found.append(SentRecord(log, int(seq), json_line(event["data"])))
+        found.append((log, int(seq), json_line(event["data"])))
     return found
 
 

@@ -51,6 +51,7 @@ TRY_AGAIN: Final = frozenset({401, 403, 404, 405, 407, 408, 410, 425, 429})
 _FAILURES: Final = (
     h11.ProtocolError,
     OSError,
+    UnicodeError,  # a host that no DNS name can be
     trio.BrokenResourceError,
     trio.TooSlowError,
 )

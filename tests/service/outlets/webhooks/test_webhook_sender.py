@@ -356,6 +356,12 @@ async def test_a_name_that_is_unknown_is_no_answer(jumping: MockClock) -> None:
     assert answer.text.startswith("the host cannot be resolved: ")
 
 
+async def test_a_host_that_no_name_can_be_is_no_answer(jumping: MockClock) -> None:
+    for host in ("a" * 64 + ".example", "a..b", "256.256.256.256"):
+        answer = await posted(f"https://{host}/", timeout_s=300)
+        assert (answer.status, bool(answer.text)) == (None, True)
+
+
 async def test_a_resolver_that_hangs_delays_no_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
