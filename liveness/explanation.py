@@ -133,12 +133,6 @@ def _is_user_online(devices: UserDevices | None) -> bool:
     return devices is not None and devices.is_asked and devices.online > 0
 
 
-def _is_alone(known: Known) -> bool:
-    """Whether a user's only device has the user's name."""
-    devices = known.devices
-    return devices is not None and devices.online == 1 and known.status is not None
-
-
 def _session(status: UserStatus | None) -> dict[str, Any]:
     """A session for JSON; unknown values are null."""
     keys = (
@@ -161,7 +155,8 @@ def sentence(known: Known, *, now_ms: int) -> str:
     newest = known.records[0] if known.records else None
     at = _Clock(now_ms)
     devices = known.devices
-    if devices is not None and _is_user_online(devices) and not _is_alone(known):
+    # One device alone may have the user's name.
+    if devices and _is_user_online(devices) and (devices.online > 1 or not status):
         parts = _devices(devices, at)
     elif status is not None:
         parts = _online(status, known.opening, at)
@@ -190,20 +185,18 @@ def cluster_sentence(view: dict[str, Any], *, now_ms: int) -> str:
     if "error" in view:
         return f"on all hosts: not known now: {escaped(str(view['error']))}"
     at, sessions = _Clock(now_ms), view["hosts"]
-    parts = [_cluster_session(row, at) for row in sessions[:HOSTS_IN_SENTENCE]]
+    parts = list[str]()
+    for row in sessions[:HOSTS_IN_SENTENCE]:
+        part = f"on {escaped(row['host'])} through {escaped(row['gateway'])}"
+        if row["since"] is not None:
+            part += f" since {at(row['since'])}"
+        if "device" in row:
+            part += f" ({escaped(uid_text(row['device']))})"
+        parts.append(part)
     if len(sessions) > len(parts):
         parts.append(f"and {len(sessions) - len(parts)} more")
     shown = f"online {'; '.join(parts)}" if parts else "offline"
     return f"on all hosts: {shown}"
-
-
-def _cluster_session(row: dict[str, Any], at: "_Clock") -> str:
-    part = f"on {escaped(row['host'])} through {escaped(row['gateway'])}"
-    if row["since"] is not None:
-        part += f" since {at(row['since'])}"
-    if "device" in row:
-        part += f" ({escaped(uid_text(row['device']))})"
-    return part
 
 
 class _Clock:

@@ -11,8 +11,7 @@ from liveness.errors import ConfigError
 FILE_VARIABLE: Final = "LIVENESS_CONFIG"
 # All settings with comments take a few KiB. A wrong file, such as a log, may be large.
 MAX_FILE_BYTES: Final = 1_048_576
-# Most levels of tables; client settings of an outlet need the most.
-MOST_NESTED: Final = 20
+TOO_DEEP: Final = "not settings: nested too deeply"
 
 
 def read_tables(path: Path, *, must_exist: bool, is_reload: bool) -> dict[str, Any]:
@@ -23,7 +22,19 @@ def read_tables(path: Path, *, must_exist: bool, is_reload: bool) -> dict[str, A
     Raises:
         ConfigError: It cannot be read, or is not TOML.
     """
-    return _tables(path, _bytes(path, must_exist=must_exist, is_reload=is_reload))
+    data = _bytes(path, must_exist=must_exist, is_reload=is_reload)
+    try:
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError(f"over {MAX_FILE_BYTES} bytes")
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        wrong = f"not UTF-8 (at line {line})"
+    except ValueError as error:  # tomllib names the line and column
+        wrong = f"not TOML: {error}"
+    except RecursionError:
+        wrong = TOO_DEEP
+    raise ConfigError(f"{path}: {wrong}; correct it there")
 
 
 def _bytes(path: Path, *, must_exist: bool, is_reload: bool) -> bytes:
@@ -46,33 +57,3 @@ def _bytes(path: Path, *, must_exist: bool, is_reload: bool) -> bytes:
             "the defaults are wanted"
         )
     return data
-
-
-def _tables(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        if len(data) > MAX_FILE_BYTES:
-            raise ValueError(f"over {MAX_FILE_BYTES} bytes")
-        tables = tomllib.loads(data.decode())
-        if not _is_deep(tables):
-            return tables
-        wrong = "not settings: nested too deeply"
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        wrong = f"not UTF-8 (at line {line})"
-    except ValueError as error:  # tomllib names the line and column
-        wrong = f"not TOML: {error}"
-    except RecursionError:
-        wrong = "not settings: nested too deeply"
-    raise ConfigError(f"{path}: {wrong}; correct it there")
-
-
-def _is_deep(tables: dict[str, Any]) -> bool:
-    level: list[Any] = [tables]
-    for _ in range(MOST_NESTED):
-        level = [
-            inner
-            for value in level
-            if isinstance(value, dict | list)
-            for inner in (value.values() if isinstance(value, dict) else value)
-        ]
-    return bool(level)

@@ -19,7 +19,7 @@ from liveness.config.outlet_settings import (
 from liveness.config.paths import default_socket, default_state
 from liveness.config.schema import Setting, shown, variable_of
 from liveness.config.settings import SECTIONS, SETTINGS, Config, outlet_settings
-from liveness.config.settings_file import FILE_VARIABLE, read_tables
+from liveness.config.settings_file import FILE_VARIABLE, TOO_DEEP, read_tables
 from liveness.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
@@ -67,13 +67,14 @@ def load(
     found = _Sources()
     found.read_flags(flags or {})
     found.read_environment(environ)
+    path, must_exist = file or default_file, file is not None
     try:
-        must_exist = file is not None
-        path = file or default_file
         tables = read_tables(path, must_exist=must_exist, is_reload=is_reload)
         found.read_tables(tables, str(path))
     except ConfigError as error:
         found.faults += error.faults
+    except RecursionError:  # by dotted keys
+        found.faults.append(f"{path}: {TOO_DEEP}; correct it there")
     for name, default in _DEFAULT_PATHS.items():
         try:
             if name not in found.sources:

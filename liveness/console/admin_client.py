@@ -26,13 +26,7 @@ class CommandError(LivenessError):
 def unreachable(
     socket_path: Path, error: OSError, *, at: Path | None = None
 ) -> CommandError:
-    """The error for a failed connection, with its cause and what to do.
-
-    Args:
-        socket_path: The sidecar's socket.
-        error: What `connect` raised.
-        at: The socket that was tried, if it is not *socket_path* but the one beside it.
-    """
+    """The error for a failed connection to a sidecar's socket, or to the one beside it."""
     tried = at or socket_path
     if isinstance(error, PermissionError):
         return CommandError(
@@ -60,7 +54,6 @@ def not_a_sidecar(path: Path) -> CommandError:
 
 
 def unexpected_answer(socket_path: Path) -> CommandError:
-    """The same, for the `admin.sock` beside *socket_path*."""
     return not_a_sidecar(socket_path.with_name(ADMIN_SOCKET))
 
 

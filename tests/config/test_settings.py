@@ -450,10 +450,11 @@ def test_a_name_is_tied_once() -> None:
         (b"slots = 3\n\ntimeout_s = = 3\n", r"not TOML: .* \(at line 3.*"),
         (b"slots = 3\n# caf\xe9\n", r"not UTF-8 \(at line 2\)"),
         (b"a = " + b"[" * 5_000, "not .*"),
+        (b"http.address" + b".x" * 5_000 + b" = 1", "not .*"),
         (b"slots = " + b"9" * 5_000, "not .*"),
         (b"#" * MAX_FILE_BYTES + b"\n", f"not TOML: over {MAX_FILE_BYTES} bytes"),
     ],
-    ids=["line", "latin-1", "brackets", "digits", "long"],
+    ids=["line", "latin-1", "brackets", "dots", "digits", "long"],
 )
 def test_a_file_with_an_error_is_named(data: bytes, error: str, tmp_path: Path) -> None:
     file = tmp_path / "l.toml"
