@@ -1,4 +1,4 @@
-"""Shared by commands, demo and bench: terminal, progress bar, records, `admin.sock`."""
+"""Shared by commands, demo and bench: terminal, records, `admin.sock`."""
 
 # Imports: cluster, config, core, errors, text.
 # Never: anyio, sqlite3, structlog.
