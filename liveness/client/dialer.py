@@ -223,8 +223,10 @@ class Dialer:
             raise
         self._linked_at = anyio.current_time()
         self._needs_link = False
-        self.say(f"linked to the sidecar at {self.path}", logging.INFO)
         return link
+
+    def say_linked(self) -> None:
+        self.say(f"linked to the sidecar at {self.path}", logging.INFO)
 
     def ended(self, error: Exception) -> None:
         """Note why a link has ended, or an attempt failed; log it, and choose a pause.

@@ -163,6 +163,7 @@ class ReconnectingLink:
         try:
             with self.lock:
                 line = self.client.welcomed(link.welcome)
+            self._dialer.say_linked()
             if line:
                 self._dialer.say(line)
             self._set_state(LinkState.LINKED)

@@ -215,6 +215,7 @@ class RecordLink:
             if self._seq and self._seq_log is None:  # no hello can name the log
                 await self._learn_log()
             link = await self._dialer.open(self._hello)
+            self._dialer.say_linked()
             if self._begin(link.welcome):
                 self._link, self._acked = link, (0,)
                 self.acked_at = anyio.current_time()

@@ -354,8 +354,18 @@ async def connect(
         Refused: If `strict`: the sidecar has refused this gateway for a reason that only
             an operator can remove. The body is cancelled.
     """
-    client = client_of(name, timeout, fresh)
-    link = new_link(client, socket_at(path), strict=strict, on_state=on_state)
+    if on_state is not None and (not callable(on_state) or is_async(on_state)):
+        raise ReportError(
+            f"on_state is {on_state!r:.80}; it must be a plain function of one argument"
+        )
+    link = ReconnectingLink(
+        client_of(name, timeout, fresh),
+        socket_at(path),
+        clock=loop_clock(),
+        call_soon=loop_call_soon(),
+        strict=strict,
+        on_state=on_state,
+    )
     tasks = TaskRunner(link)
     sidecar = Sidecar(link, tasks)
     async with running(link, tasks):
@@ -370,25 +380,3 @@ def client_of(name: str, timeout: float | None, fresh: bool | None) -> Client:
     # 2^53: readers that hold numbers as doubles, such as JavaScript and jq, get them exactly.
     first_conn = time.time_ns() * 2**20 // 10**9
     return Client(name=name, timeout=timeout, fresh=fresh, first_conn=first_conn)
-
-
-def new_link(
-    client: Client,
-    path: str,
-    *,
-    strict: bool,
-    on_state: Callable[[LinkState], object] | None,
-) -> ReconnectingLink:
-    """Make the link of this event loop, which does not run yet."""
-    if on_state is not None and (not callable(on_state) or is_async(on_state)):
-        raise ReportError(
-            f"on_state is {on_state!r:.80}; it must be a plain function of one argument"
-        )
-    return ReconnectingLink(
-        client,
-        path,
-        clock=loop_clock(),
-        call_soon=loop_call_soon(),
-        strict=strict,
-        on_state=on_state,
-    )

@@ -6,20 +6,19 @@ The caller's thread notes reports, under a lock; everything else runs in the oth
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
 from liveness.client.background import Threaded, background_loop, waits
-from liveness.client.dialer import socket_at
 from liveness.client.fired_timer import Timer
 from liveness.client.inbox import End
 from liveness.client.iterators import LinkIterator
 from liveness.client.reconnecting_link import LinkState
-from liveness.client.sidecar import Sidecar, SidecarCalls, client_of, new_link
-from liveness.client.task_runner import F, TaskRunner, is_async, running
+from liveness.client.sidecar import Sidecar, SidecarCalls, client_of, connect
+from liveness.client.task_runner import F, is_async
 from liveness.core.records import Uid
 from liveness.errors import ReportError
 
@@ -140,11 +139,15 @@ def connect_sync(
         Replaced: As `connect`, if `strict`; from each call, and when the context is left.
         Refused: As `Replaced`.
     """
-    client, socket = client_of(name, timeout, fresh), socket_at(path)
+    client_of(name, timeout, fresh)  # raise before a thread is started
+    run = connect(
+        path,
+        name=name,
+        timeout=timeout,
+        fresh=fresh,
+        strict=strict,
+        on_state=on_state,
+    )
     with background_loop() as (portal, stack):
-        link = portal.call(
-            partial(new_link, client, socket, strict=strict, on_state=on_state)
-        )
-        tasks = TaskRunner(link)
-        stack.enter_context(portal.wrap_async_context_manager(running(link, tasks)))
-        yield SyncSidecar(Sidecar(link, tasks), portal)
+        sidecar = stack.enter_context(portal.wrap_async_context_manager(run))
+        yield SyncSidecar(sidecar, portal)
