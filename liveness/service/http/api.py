@@ -152,19 +152,16 @@ async def body_of(
     Raises:
         ApiError: The body is not such an object, or a value is invalid.
     """
-    form = "{" + ", ".join(f'"{name}": "…"' for name in names) + "}"
     try:
         found = json.loads(await request.body())
     except (ValueError, RecursionError):
         found = None
-    is_none = or_none and found == {}
     if not isinstance(found, dict) or not (
-        is_none or {*names} <= found.keys() <= {*names, *optional}
+        (or_none and not found) or {*names} <= found.keys() <= {*names, *optional}
     ):
-        if or_none:
-            form += ", or {} for all"
-        for name in optional:
-            form += f', and "{name}" if need be'
+        form = "{" + ", ".join(f'"{name}": "…"' for name in names) + "}"
+        form += ", or {} for all" * or_none
+        form += "".join(f', and "{name}" if need be' for name in optional)
         raise ApiError(400, f"the body must be JSON with exactly these keys: {form}")
     return {name: _checked(name, value, "body") for name, value in found.items()}
 

@@ -61,8 +61,7 @@ class Stream(Response):
     ) -> None:
         super().__init__()
         self.wake = Notifier()  # notified when there may be new data
-        self.turnstile = streams.turnstile
-        self._streams = streams
+        self.streams = streams
         self._kind = kind
         self._produce = produce
         self._media = media
@@ -74,17 +73,12 @@ class Stream(Response):
         self.is_allowed: Callable[[], bool] = scope.get(STILL_ALLOWED, lambda: True)
         try:
             if scope["method"] != "HEAD":  # HEAD gets the head only
-                with self._streams.slot(self._kind, self):
+                with self.streams.slot(self._kind, self):
                     await self._produce_until_disconnect(receive)
         except ApiError as refusal:
             await refusal.answer()(scope, receive, send)
         else:
             await self.write(b"", is_last=True)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the sidecar stops."""
-        return self._streams.is_stopping
 
     async def send(self, data: bytes) -> None:
         """Send data; returns when the client has room for more.
@@ -116,7 +110,7 @@ class Stream(Response):
         Raises:
             StreamEnded: The sidecar stops and everything was sent, or as for `send`.
         """
-        if self.is_stopping and not self.wake.is_notified:
+        if self.streams.is_stopping and not self.wake.is_notified:
             raise StreamEnded(STOPPING)
         until = trio.current_time() + within_s
         while True:
@@ -127,7 +121,7 @@ class Stream(Response):
             await self.send(b": quiet\n\n")
         self._check()
         # One reader at a time: a commit, or a new summary, wakes all of them.
-        await self.turnstile.wait()
+        await self.streams.turnstile.wait()
         return not waiting.cancelled_caught
 
     def _check(self) -> None:

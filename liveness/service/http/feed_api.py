@@ -130,13 +130,13 @@ class FeedApi:
             while True:
                 while reader.is_behind or has_settled:
                     has_settled = False
-                    is_last = stream.is_stopping
+                    is_last = stream.streams.is_stopping
                     behind = log_writer.durable_seq - reader.reached
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
                     if reader.is_damped:  # it may hold back all its records
-                        await stream.turnstile.wait()
+                        await stream.streams.turnstile.wait()
                     entries = await self._read(reader)
                     entries.reverse()
                     while entries:

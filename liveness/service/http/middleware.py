@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from ipaddress import ip_address
-from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -28,7 +27,6 @@ LOG_S: Final = 10.0
 # Most unanswered requests to paths that take a larger body; further ones wait, unread. With
 # bodies of 3 MiB a listener holds 24 MiB.
 LARGE_AT_ONCE: Final = 8
-NONE_LARGER: Final[Mapping[str, int]] = MappingProxyType({})
 # Supervisors kill a process that does not answer these, so other clients must not be able
 # to block them: they have connections of their own.
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
@@ -92,21 +90,20 @@ class Middleware:
         refused: Refused,
         *,
         max_body_bytes: int,
-        larger_bodies: Mapping[str, int] = NONE_LARGER,
+        larger_bodies: Mapping[str, int] | None = None,
     ) -> None:
         self._pages = pages
         self._checks = checks
         self._refused = refused
         self._max_body_bytes = max_body_bytes
-        self._larger_bodies = larger_bodies
+        self._larger_bodies = larger_bodies or {}
         # A limit per path: one path may wait for other hosts.
         self._large_at_once = {
-            path: trio.CapacityLimiter(LARGE_AT_ONCE) for path in larger_bodies
+            path: trio.CapacityLimiter(LARGE_AT_ONCE) for path in self._larger_bodies
         }
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         send = _with_headers(send)
         try:
             most = self._check(Request(scope))

@@ -86,15 +86,14 @@ class Summaries:
         self._why_not_ready = why_not_ready
         self._began = clock.mono()
         self._samples: deque[_Sample] = deque(maxlen=KEPT_S + 1)
-        self._text: str | None = None
-        self._history: str | None = None
+        self._texts: dict[str, str] = {}  # of this second
 
     async def run(self) -> None:
         """Sample the counters once a second, forever."""
         at = trio.current_time()
         while True:
             self._samples.append(self._sample(self.now()))
-            self._text = self._history = None
+            self._texts.clear()
             for notify in self.followers:
                 notify()
             # Missed seconds are not made up for.
@@ -103,17 +102,18 @@ class Summaries:
 
     @property
     def text(self) -> str:
-        """The summary of this second as JSON, built at the first use."""
-        if self._text is None:
-            self._text = json_line(self.summary())
-        return self._text
+        """The summary of this second as JSON."""
+        return self._cached("summary", self.summary)
 
     @property
     def history_text(self) -> str:
-        """The last minutes as JSON, built at the first use in a second."""
-        if self._history is None:
-            self._history = json_line(self._columns())
-        return self._history
+        """The last minutes as JSON."""
+        return self._cached("history", self._columns)
+
+    def _cached(self, name: str, build: Callable[[], dict[str, Any]]) -> str:
+        if name not in self._texts:
+            self._texts[name] = json_line(build())
+        return self._texts[name]
 
     def now(self) -> Now:
         """All values at this moment."""
