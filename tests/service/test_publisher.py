@@ -99,7 +99,7 @@ async def test_a_list_that_cannot_be_read_now_is_made_again(
 ) -> None:
     failures = 0
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         nonlocal failures
         failures += 1
         raise OSError("Input/output error")
@@ -108,7 +108,7 @@ async def test_a_list_that_cannot_be_read_now_is_made_again(
     redis.begun = [b"reset", 0, 2, 1, 1, 1]
     (part,) = cluster.host.partitions
     with monkeypatch.context() as failing:
-        failing.setattr(rig.store, "read_online", fail)
+        failing.setattr(session_changes, "read_rows", fail)
         part.lose_records()
         await rig.until(lambda: failures > 2)
     redis.changes.clear()
