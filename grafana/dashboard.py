@@ -806,13 +806,8 @@ def refusals() -> list[Panel]:
             curves(
                 "Limits met",
                 "How often a limit was met, by its name. If it is a setting and the "
-                "load is right, raise it; otherwise find the cause. log, timers: "
-                "the disk writes that write-ahead log back more slowly than commits "
-                "fill it.",
-                query(
-                    f"{rate('limit', 'liveness_limits_met_total')} > 0 or "
-                    f"{rate('what', 'liveness_wal_overflows_total')} > 0"
-                ),
+                "load is right, raise it; otherwise find the cause.",
+                query(f"{rate('limit', 'liveness_limits_met_total')} > 0"),
                 unit="cps",
                 width=6,
             )

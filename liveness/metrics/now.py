@@ -91,11 +91,6 @@ class Now:
     write_failures: Values = counter(
         "liveness_write_failures", "Failed tries to write to the disk.", "what"
     )
-    wal_overflows: Values = counter(
-        "liveness_wal_overflows",
-        "Times that a write-ahead log was above its bound, and commits waited.",
-        "what",
-    )
     log_bytes: int = gauge("liveness_log_bytes", "Bytes of the database in use.")
     log_damaged: int = gauge(
         "liveness_log_damaged_records",

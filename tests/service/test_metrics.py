@@ -87,7 +87,6 @@ NOW = Now(
     log_seq=9,
     log_pending=0,
     write_failures={"log": 7, "timers": 0},
-    wal_overflows={"log": 2, "timers": 0},
     log_bytes=4_096,
     log_damaged=9,
     feed_watchers=1,

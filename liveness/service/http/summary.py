@@ -152,7 +152,6 @@ class Summaries:
             log_seq=log_writer.durable_seq,
             log_pending=log_writer.pending,
             write_failures=log_writer.write_failures,
-            wal_overflows=log_writer.wal_overflows,
             log_bytes=log_writer.log_bytes,
             log_damaged=log_writer.store.damaged_records(log_writer.first),
             feed_watchers=registry.linked(WATCHER),

@@ -264,8 +264,6 @@ class LogWriter:
             if self.failure is None:
                 room = max(0, self._most_bytes - self.log_bytes)
                 await self.writer.once(partial(store.reserve.make, log_bytes=room))
-            else:
-                await self.writer.once(store.wal.write_back_the_rest)
         except sqlite3.Error as error:
             self._warn("the log was not trimmed", error)
         return is_behind

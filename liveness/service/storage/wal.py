@@ -7,8 +7,8 @@ nor a commit waits for the other. The next commit starts the WAL over, if all of
 written back and no reader needs it.
 
 While commits follow each other closely, there is always one that the checkpoint does not
-have, and a slow reader keeps the WAL, too. So it grows, and its size is bounded: above
-`most_bytes` the writer itself writes the rest back, and commits wait for that little.
+have, and a slow reader keeps the WAL, too. So it grows: above `most_bytes` SQLite writes it
+back in a commit.
 
 Source: https://sqlite.org/wal.html#ckpt, https://sqlite.org/pragma.html#pragma_wal_checkpoint
 """
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from liveness.service.storage.database import companions, connect, pragma
+from liveness.service.storage.database import connect, pragma
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, Reserve
 from liveness.service.storage.private_folders import bytes_left
 
@@ -31,56 +31,29 @@ MOST_GROWTH_BYTES: Final = RESERVE_BYTES // 4
 
 
 class Wal:
-    """The WAL of a database, whose writer's connection is *db*.
-
-    Above *most_bytes* the writer itself writes the rest back.
-    """
+    """The WAL of a database, whose writer's connection is *db*."""
 
     def __init__(
         self, db: sqlite3.Connection, path: Path, reserve: Reserve, *, most_bytes: int
     ) -> None:
         self.path = path
-        self.overflows = 0  # how often it was found above its bound
         self._db = db
         self._reserve = reserve
-        self._most_bytes = most_bytes
         # Open from the start, as the writer's: the path may lead to another file later, and
         # a connection to that one would, on closing, delete the WAL.
         self._own = connect(path)
         # This opens the WAL.
         self._own.execute("select count(*) from sqlite_schema").fetchone()
         self._page_bytes = pragma(db, "page_size")
-        # If all else fails, SQLite checkpoints in a commit once the WAL has this many pages.
-        db.execute(f"pragma wal_autocheckpoint = {4 * most_bytes // self._page_bytes}")
+        db.execute(f"pragma wal_autocheckpoint = {most_bytes // self._page_bytes}")
 
     def close(self) -> None:
         """Close its connection; the writer's has to be closed later."""
         self._own.close()
 
-    @property
-    def is_large(self) -> bool:
-        """Whether it is above its bound."""
-        wal, *_ = companions(self.path)
-        return wal.stat().st_size > self._most_bytes
-
     def write_back(self) -> None:
         """Write it back on another connection, while the writer goes on."""
         self._reserve.lend(self._own, partial(_write_back, self._own))
-
-    def write_back_the_rest(self) -> None:
-        """Write back what is left; truncate the WAL if no connection reads from it.
-
-        Call it as the writer.
-        """
-        self._reserve.lend(self._db, self._restart)
-
-    def _restart(self) -> None:
-        _write_back(self._db)
-        self._db.execute("pragma busy_timeout = 0")
-        try:
-            self._db.execute("pragma wal_checkpoint(truncate)").fetchone()
-        finally:
-            self._db.execute("pragma busy_timeout = 1000")
 
     def keep_growth_small(self) -> None:
         """After a commit: on a nearly full disk, write back before the file has to grow."""

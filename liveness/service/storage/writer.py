@@ -17,8 +17,7 @@ from liveness.service.storage.wal import Wal
 T = TypeVar("T")
 
 RETRY_S: Final = 1.0
-# The pause between two checkpoints, and between two comparisons of a WAL with its bound. A
-# page that is written several times in between is written back once. But the more is
+# The pause between two checkpoints. A page that is written several times in between is written back once. But the more is
 # written at once, the longer the commits beside it wait for the disk: after 5 s with many
 # logins it is some 40 MB, and one commit took 20 ms instead of one.
 CHECKPOINT_EVERY_S: Final = 1.0
@@ -105,20 +104,15 @@ class Writer:
 
     async def run_checkpoints(self) -> None:
         """Write the WAL back for ever, as long as there is something new in it."""
-        wal = self._wal
         while True:
             await trio.sleep(CHECKPOINT_EVERY_S)
             # On a full disk no commit succeeds until the WAL starts over: so this continues
             # while the writer fails.
             if not self._has_written and self.failure is None:
                 continue
+            self._has_written = False
             try:
-                is_large = await in_thread(lambda: wal.is_large)
-                wal.overflows += is_large
-                self._has_written = False
-                await in_thread(wal.write_back)
-                if is_large or self.failure is not None:
-                    await self.once(wal.write_back_the_rest)
+                await in_thread(self._wal.write_back)
             except (OSError, sqlite3.Error) as error:
                 # The writer meets the same fault and reports it.
                 message = "the WAL was not written back"

@@ -71,12 +71,6 @@ class StateWriter(LogWriter):
         return {"log": self.writer.failures, "timers": self.timers.writer.failures}
 
     @property
-    def wal_overflows(self) -> dict[str, int]:
-        """How often a WAL was found above its bound, by file."""
-        timers = self.timers.table.wal
-        return {"log": self.store.wal.overflows, "timers": timers.overflows}
-
-    @property
     def pending(self) -> int:
         """How many records and timer commands wait for the disk."""
         return self.records_pending + self.timers.pending
