@@ -57,7 +57,7 @@ _DAMAGE: Final = frozenset(
 def backup(
     state: Path, file: Path, *, force: bool, damaged: bool = False, out: TextIO
 ) -> int:
-    """Writes the state as of one moment to a new file.
+    """Writes the state to a new file.
 
     Args:
         state: The state directory.

@@ -1,10 +1,9 @@
-"""Copies the databases of a state as of one moment, while the sidecar writes to them.
+"""Copies the databases of a state while the sidecar writes to them.
 
-Log and timers are read in transactions that began while nothing was written to the timers'
-table, so the two copies equal the files after a crash at that moment. The log has
-everything that the table has; as after any crash, the next start reads from the log the
-attempts that the table lacks. The outlets' database is read as of a moment before: the log
-has every record that one of its cursors passed.
+Each is read in a transaction: that of the outlets begins first, then that of the timers,
+then that of the log. So the log has every record that a cursor of an outlet passed, and
+every attempt that the timers' table has. As after a crash, the next start reads from the log
+the attempts that the table lacks; those of timers that it lacks are ignored.
 
 SQLite's backup begins again whenever another connection writes, unless its connection is
 in a read transaction, as here. What is written meanwhile stays in the WAL until the copy
@@ -45,10 +44,6 @@ STEP_BYTES: Final = 2**20
 # The copy ends with an error once the WALs have grown by this, before they fill the
 # sidecar's disk. At 10,000 offlines a second that takes minutes.
 MOST_WAL_BYTES: Final = 2 * 2**30
-# How often to try to begin both transactions between two commits of the timers' table.
-# The first try nearly always succeeds.
-TRIES: Final = 1_000
-
 # The files, each with its oldest schema and that of this version.
 _FILES: Final = {
     log_store.DATABASE: (log_schema.OLDEST_SCHEMA, log_schema.SCHEMA),
@@ -62,7 +57,7 @@ class BackupError(LivenessError):
 
 
 class StateCopy:
-    """A state directory as of one moment.
+    """The databases of a state directory.
 
     Args:
         databases: By path, the log's first; each in a read transaction.
@@ -124,11 +119,11 @@ class StateCopy:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[StateCopy]:
-    """Open a state directory as of one moment, whether a sidecar uses it or not.
+    """Open a state directory, whether a sidecar uses it or not.
 
     Raises:
         StateError: A file is of a newer version, of another program, or not regular.
-        BackupError: There is no state, or the timers' table is written without a pause.
+        BackupError: There is no state.
         OSError: This user may not read or write there.
         sqlite3.Error: A file cannot be read.
     """
@@ -148,26 +143,14 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         databases = {
             path: stack.enter_context(reading(path)) for path in paths if size_of(path)
         }
-        table = folder / timer_store.DATABASE
-        watched = table if table in databases else paths[0]
-        timers = stack.enter_context(reading(watched))
-        for _ in range(TRIES):
-            # It changes with each commit of another connection.
-            before = pragma(timers, "data_version")
-            for db in reversed(databases.values()):
-                db.execute("begin")
-                db.execute("select count(*) from sqlite_schema").fetchone()
-            if pragma(timers, "data_version") == before:
-                break
-            for db in databases.values():
-                db.execute("rollback")
-        else:
-            raise BackupError(f"{watched} is written without a pause; try again")
+        for db in reversed(databases.values()):
+            db.execute("begin")
+            db.execute("select count(*) from sqlite_schema").fetchone()
         for path, db in databases.items():
             oldest, newest = _FILES[path.name]
             check_schema(db, path, oldest=oldest, newest=newest)
         next_seq = log_pages.newest(databases[paths[0]]) + 1
-        timer_store.check_not_emptied(table, next_seq=next_seq)
+        timer_store.check_not_emptied(folder / timer_store.DATABASE, next_seq=next_seq)
         yield StateCopy(databases)
 
 

@@ -46,40 +46,29 @@ class Spool:
         self.size = 0
         self._spools = spools
         self._pieces = deque[int]()
-        self._file: IO[bytes] | None = None
-
-    def open(self, needed_bytes: int) -> IO[bytes]:
-        """Create its file, if there is room for *needed_bytes*. Call in a thread."""
-        self._spools.check(self, needed_bytes)
-        self._file = TemporaryFile(dir=self._spools.folder, buffering=0)  # noqa: SIM115
-        return self._file
+        self.file: IO[bytes] | None = None
 
     def write(self, data: bytes) -> None:
         """Write the next piece. Call in a thread."""
-        assert self._file is not None
+        assert self.file is not None
         self._spools.check(self, len(data))
         self.size += len(data)
         self._pieces.append(len(data))
         left = memoryview(data)
         while left:
-            left = left[self._file.write(left) :]
-
-    @property
-    def is_read(self) -> bool:
-        """Whether all pieces were read."""
-        return not self._pieces
+            left = left[self.file.write(left) :]
 
     async def read(self) -> bytes:
         """Read the next piece; b"" at the end."""
         if not self._pieces:
             return b""
-        assert self._file is not None
-        return await in_thread(partial(self._file.read, self._pieces.popleft()))
+        assert self.file is not None
+        return await in_thread(partial(self.file.read, self._pieces.popleft()))
 
     def close(self) -> None:
         """Remove the file."""
-        if self._file is not None:
-            self._file.close()
+        if self.file is not None:
+            self.file.close()
         self._spools.closed(self)
 
     def __enter__(self) -> Self:
@@ -93,7 +82,7 @@ class Spools:
     """All spools, and the room for them."""
 
     def __init__(self, folder: Path, *, most_bytes: int) -> None:
-        self.folder = folder
+        self._folder = folder
         self.most_bytes = most_bytes
         self.is_short = False  # a spool found no room since this was reset
         self._open: set[Spool] = set()
@@ -129,9 +118,10 @@ class Spools:
         spool = Spool(self)
 
         def run() -> None:
-            file = spool.open(needed_bytes)
+            self.check(spool, needed_bytes)
+            spool.file = TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
             fill(spool.write)
-            file.seek(0)
+            spool.file.seek(0)
 
         self._open.add(spool)
         self._filling += 1
@@ -166,7 +156,7 @@ class Spools:
                 "limits.max_spool_bytes",
                 spool.size + more,
             )
-        free = bytes_left(self.folder)
+        free = bytes_left(self._folder)
         if free - more < after:
             raise SpoolFull(
                 f"{free} bytes are free on the disk of state.dir: answers may take half "
