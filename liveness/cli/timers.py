@@ -4,7 +4,6 @@ A key names a timer within its gateway. Where several gateways have a timer of t
 the command names them and asks for `--gateway`; it never picks one itself.
 """
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
@@ -48,8 +47,6 @@ def text_line(timer: TimerMap) -> str:
     parts += [escaped(timer["gateway"]), escaped(timer["key"])]
     if "ext" in timer:
         parts.append(f"ext {escaped(timer['ext'])}")
-    if "damaged" in timer:
-        parts.append(f"damaged {timer['damaged']}")
     if timer["attempts"]:
         parts.append(f"attempt {timer['attempts']}")
     if "message" in timer:
@@ -67,8 +64,6 @@ def as_text(timer: TimerMap) -> str:
         for name in ("created", "due", "fired", "changed")
         if name in timer
     }
-    if "damaged" in timer:
-        rows["damaged"] = f"id {timer['damaged']}"
     if "seq" in timer:
         rows["record"] = f"seq {timer['seq']}"
     rows |= {name: timer[name] for name in ("message", "payload") if name in timer}
@@ -82,24 +77,16 @@ def _ago(at_ms: int) -> str:
 # --- requests -------------------------------------------------------------------------
 
 
-def _find(
-    path: Path, key: str, gateway: str | None, *, damaged: bool = False
-) -> TimerMap:
-    """The newest timer with a key, of *gateway* or of the only gateway that has one.
-
-    With *damaged*, the timer damaged on disk whose id is *key*.
-    """
-    if damaged:
-        timers = _timers(path, "/v1/timers", {"id": key})
-        if timers and "damaged" in timers[0]:
-            return timers[0]
-        raise CommandError(
-            f"no timer {key} is damaged: `liveness timers list` shows those that are"
-        )
+def _find(path: Path, key: str, gateway: str | None) -> TimerMap:
+    """The newest timer with a key, of *gateway* or of the only gateway that has one."""
     query = {"key": key} if gateway is None else {"key": key, "gateway": gateway}
-    timers = _timers(path, "/v1/timers/newest", query)
+    page = f"/v1/timers/newest?{urlencode(query)}"
+    timers = request_json(path, page, timeout_s=TIMEOUT_S).get("timers")
+    if not isinstance(timers, list):
+        raise unexpected_answer(path)
     if len(timers) == 1:
-        return timers[0]
+        found: TimerMap = timers[0]
+        return found
     if timers:
         named = [
             f"{timer['gateway']} ({timer['state']})" for timer in timers[:MOST_NAMED]
@@ -116,31 +103,12 @@ def _find(
     )
 
 
-def _timers(path: Path, page: str, query: Mapping[str, str]) -> list[TimerMap]:
-    """The timers on a page."""
-    found = request_json(path, f"{page}?{urlencode(query)}", timeout_s=TIMEOUT_S)
-    if not isinstance(found.get("timers"), list):
-        raise unexpected_answer(path)
-    timers: list[TimerMap] = found["timers"]
-    return timers
-
-
-def _change(
-    what: str,
-    key: str,
-    gateway: str | None,
-    socket: str | None,
-    *,
-    damaged: bool = False,
-) -> None:
+def _change(what: str, key: str, gateway: str | None, socket: str | None) -> None:
     """Cancels or retries a timer, and prints its new state as one line."""
     path = socket_path(socket)
-    if damaged:
-        what, body = f"{what}-damaged", {"id": key}
-    else:
-        if gateway is None:
-            gateway = _find(path, key, None)["gateway"]
-        body = {"gateway": gateway, "key": key}
+    if gateway is None:
+        gateway = _find(path, key, None)["gateway"]
+    body = {"gateway": gateway, "key": key}
     timer = request_json(path, f"/v1/timers/{what}", body, timeout_s=TIMEOUT_S)
     print(text_line(timer))
 
@@ -158,10 +126,6 @@ Key = Annotated[
     Parameter(
         help="the timer's key", metavar="KEY", converter=text_of("key", MAX_KEY_BYTES)
     ),
-]
-Damaged = Annotated[
-    bool,
-    Parameter(help="KEY is the number that `list` shows for a timer damaged on disk"),
 ]
 
 
@@ -209,11 +173,10 @@ def show_command(
     *,
     socket: Socket = None,
     gateway: GatewayName = None,
-    damaged: Damaged = False,
     json: Json = False,
 ) -> None:
     """Show all that is stored of the newest timer with a key."""
-    timer = _find(socket_path(socket), key, gateway, damaged=damaged)
+    timer = _find(socket_path(socket), key, gateway)
     print(f"{dumps(timer, indent=2)}\n" if json else as_text(timer), end="")
 
 
@@ -227,10 +190,9 @@ def cancel_command(
     *,
     socket: Socket = None,
     gateway: GatewayName = None,
-    damaged: Damaged = False,
 ) -> None:
-    """Cancel a pending or fired timer, or one that is damaged on disk."""
-    _change("cancel", key, gateway, socket, damaged=damaged)
+    """Cancel a pending or fired timer."""
+    _change("cancel", key, gateway, socket)
 
 
 @command.command(

@@ -206,7 +206,7 @@ class SidecarService:
                 max_backlog=self.config.http.max_backlog,
                 max_settling=self.config.limits.max_settling,
             ),
-            TimersApi(engine, self.scheduler, log_writer, clock=self._clock),
+            TimersApi(engine, log_writer, clock=self._clock),
             GatewaysApi(engine, parts, log_writer, clock=self._clock),
             UsersApi(
                 engine,

@@ -131,26 +131,6 @@ def test_fields_that_a_timer_does_not_have_are_not_shown(
     assert names == ["key", "gateway", "state", "attempts", "created", "due", "changed"]
 
 
-def test_a_damaged_timer_is_listed_shown_and_cancelled_by_its_number(
-    admin: Admin, run: Any
-) -> None:
-    timer = {**PENDING, "key": "\ufffd", "due": 2**62, "damaged": 17}
-    admin.pages["/v1/timers?limit=100"] = page(timer)
-    assert "  gw-1  \ufffd  damaged 17\n" in run("list")[1]
-    admin.pages["/v1/timers?id=17"] = page(timer)
-    shown = run("show", "17", "--damaged")[1]
-    assert "damaged   id 17\n" in shown
-    assert f"due       {2**62} ms" in shown
-    changed = {**timer, "state": "cancelled"}
-    admin.pages["/v1/timers/cancel-damaged"] = (200, json.dumps(changed).encode())
-    assert run("cancel", "17", "--damaged")[0] == 0
-    assert json.loads(admin.asked[-1][1]) == {"id": "17"}
-    admin.pages["/v1/timers?id=18"] = page(PENDING)
-    assert run("show", "18", "--damaged")[2] == (
-        "liveness: no timer 18 is damaged: `liveness timers list` shows those that are\n"
-    )
-
-
 @pytest.mark.parametrize("what", ["cancel", "retry"])
 def test_a_change_names_the_only_gateway_that_has_the_key(
     admin: Admin, run: Any, what: str

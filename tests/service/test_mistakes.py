@@ -413,8 +413,6 @@ CLIENTS: Final = [
     Mistake("position that is none", "watch --cluster --from 3", 1, "--from: position '3' is none: it has to be as `position` had it", environ={"LIVENESS_CLUSTER_URL": "redis://127.0.0.1:1"}),
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows all timers"),
     Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
-    Mistake("damaged timer that is none", "timers show 99 --damaged --socket {live}/gateway.sock", 1, "no timer 99 is damaged: `liveness timers list` shows those that are"),
-    Mistake("damaged timer to cancel that is none", "timers cancel 99 --damaged --socket {live}/gateway.sock", 1, "no timer 99 is damaged: `liveness timers list` shows those that are"),
     Mistake("timer of several", "timers cancel both --socket {live}/gateway.sock", 1, "several gateways have a timer 'both': …; name one with --gateway"),
     Mistake("timer that is over", "timers retry over-gw-a --gateway gw-a --socket {live}/gateway.sock", 1, "the timer 'over-gw-a' of 'gw-a' is cancelled; only one that is pending or failed can be tried again"),
     Mistake("gateway that is none", "gateways forget gw-9 --socket {live}/gateway.sock", 1, "no gateway 'gw-9' is known: `liveness gateways list` shows those that are"),

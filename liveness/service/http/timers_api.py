@@ -4,14 +4,11 @@
     GET  /v1/timers/newest   for each gateway that has a key, its newest timer of that key
     POST /v1/timers/cancel   {"gateway": …, "key": …}
     POST /v1/timers/retry    the same
-    POST /v1/timers/cancel-damaged   {"id": …}, for a timer that is damaged on disk
 
 Timers are read from their table, in a few threads of their own, so that only these requests
 wait for the disk. A change takes the same path as a gateway's frame, through the engine and
 the log writer, and is answered once it is durable. The table may lag behind the requests of
 gateways, so a change first waits until these are written.
-
-A damaged timer may have lost its gateway or key, so it is named by its id.
 """
 
 import json
@@ -26,7 +23,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.timer_states import CANCELLED, DONE, FAILED, FIRED, LIVE, PENDING
-from liveness.core.timers.timer_scheduler import TimerScheduler
 from liveness.core.wire.uids import MAX_INTEGER
 from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
@@ -48,7 +44,7 @@ from liveness.service.timers.state_writer import StateWriter
 
 # Pages of timers in memory at a time for each listener, until their clients have read them.
 # A page of a thousand timers in which every character is escaped takes 60 MiB.
-PAGES_AT_ONCE: Final = 4
+PAGES_AT_ONCE: Final = 2
 # Threads that read for these pages, apart from those that read for gateways.
 READERS: Final = 2
 
@@ -70,13 +66,11 @@ class TimersApi:
     def __init__(
         self,
         engine: Engine,
-        scheduler: TimerScheduler,
         log_writer: StateWriter,
         *,
         clock: Clock,
     ) -> None:
         self._engine = engine
-        self._scheduler = scheduler
         self._log_writer = log_writer
         self._clock = clock
         self._readers = trio.CapacityLimiter(READERS)
@@ -96,7 +90,6 @@ class TimersApi:
         return [
             route("/v1/timers", self._list, limiter=limiter),
             route("/v1/timers/newest", self._newest, limiter=limiter),
-            route("/v1/timers/cancel-damaged", self._cancel_damaged, "POST"),
             *(
                 route(f"/v1/timers/{name}", partial(self._change, change), "POST")
                 for name, change in self._changes.items()
@@ -104,16 +97,11 @@ class TimersApi:
         ]
 
     async def _list(self, request: Request) -> Response:
-        query = query_of(
-            request, "gateway", "state", "ext", "key", "id", "before", "limit"
-        )
+        query = query_of(request, "gateway", "state", "ext", "key", "before", "limit")
         limit = number_in(query, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         before = number_in(query, "before", MAX_INTEGER, MAX_INTEGER)
-        wanted: dict[str, Any] = query
-        if "id" in query:
-            wanted = {"id": number_in(query, "id", 0, MAX_INTEGER), **query}
         page = await self._read(
-            timer_reader.list_timers, wanted=wanted, before=before, limit=limit
+            timer_reader.list_timers, wanted=query, before=before, limit=limit
         )
         before_next = json.dumps(None if page.next is None else str(page.next))
         return json_text(f'{{"timers": {page.timers}, "next": {before_next}}}')
@@ -138,9 +126,6 @@ class TimersApi:
         await written(self._log_writer, unchanged, gateway=gateway)
         timer = await self._newest_of(gateway, key)
         subject = f"the timer {key!r} of {gateway!r}"
-        if "damaged" in timer:
-            todo = f"`liveness timers cancel --damaged {timer['damaged']}` ends it"
-            raise ApiError(409, f"{subject} is damaged on disk: {todo}")
         if timer["state"] not in change.states:
             states = " or ".join(change.states)
             message = f"{subject} is {timer['state']}; only one that is {states} can be"
@@ -153,27 +138,6 @@ class TimersApi:
             message = f"{subject} changed meanwhile, and is {timer['state']} now"
             raise ApiError(409, f"{message}; check it, and try again")
         return JSONResponse(timer)
-
-    async def _cancel_damaged(self, request: Request) -> Response:
-        body = await body_of(request, "id")
-        number = number_in(body, "id", 0, MAX_INTEGER, where="body")
-        end = partial(self._log_writer.timers.table.end_damaged, number)
-        at = self._engine.instant().state_ms
-        try:
-            removed = await self._log_writer.timers.writer.once(partial(end, at=at))
-        except sqlite3.Error as error:
-            message = f"the timers' table cannot be written: {error}"
-            raise ApiError(503, f"{message}; nothing was changed, ask again") from error
-        if removed is None:
-            message = (
-                f"no timer {number} is damaged: `liveness timers list` shows those"
-            )
-            raise ApiError(404, f"{message} that are")
-        self._scheduler.deleted(removed)
-        page = await self._read(
-            timer_reader.list_timers, wanted={"id": number}, before=MAX_INTEGER, limit=1
-        )
-        return json_text(page.timers[1:-1])
 
     async def _newest_of(self, gateway: str, key: str) -> dict[str, Any]:
         """The newest timer of a gateway with this key."""

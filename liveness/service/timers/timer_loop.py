@@ -97,14 +97,12 @@ class TimerLoop:
             numbers = server.take_timers()
         if not numbers:
             return False
-        rows, unreadable = await in_thread(partial(timer_reader.read_due, db, numbers))
-        for timer in unreadable:
+        rows, damaged = await in_thread(partial(timer_reader.read_due, db, numbers))
+        for number in damaged:
             _log.error(
-                "a timer is damaged on disk: it does not fire, and stays there until it "
-                "is ended (`liveness timers cancel --damaged`)",
-                timer=timer.id,
-                gateway=timer.gateway,
-                key=timer.key,
+                "a timer is damaged on disk and does not fire; restore a backup, or have "
+                "its gateway ask for it again",
+                id=number,
             )
         with self._shell as server:
             lateness = server.fire_timers(rows, self._instant())

@@ -14,13 +14,12 @@ that order, so there are two ways to make a page:
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from liveness.core.timer_states import FIRED, LIVE, PENDING, TimerState
 from liveness.core.timers.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.service.timers.timer_sql import (
-    IS_VALID,
     TIMER_COLUMNS,
     RowsStatement,
     single_value,
@@ -30,9 +29,6 @@ from liveness.service.timers.timer_sql import (
 SCAN_ROWS: Final = 20_000
 # Rows that a page looks up one by one.
 FEW_ROWS: Final = 2_000
-# A page ends with the timer with which its payloads exceed this. As JSON they may be six
-# times as long, and several pages may be made at the same time.
-PAYLOAD_CHARACTERS: Final = 2**20
 
 # --- timers that come due -----------------------------------------------------
 
@@ -42,10 +38,6 @@ _DUE: Final = RowsStatement(
     "?",
     ")",
 )
-# As bytes, since a text may be damaged.
-_NAMES: Final = """
-select cast(json_array(id, gateway, key) as blob) from timers where id = ?
-"""
 _COMING: Final = """
 select cast(json_group_array(json_array(id, gateway, next)) as blob) from (
     select id, gateway, next from timers
@@ -54,20 +46,13 @@ select cast(json_group_array(json_array(id, gateway, next)) as blob) from (
 """
 
 
-class DamagedTimer(NamedTuple):
-    """A timer whose text is not UTF-8, or whose values contradict each other."""
+def read_due(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[list[Due], list[int]]:
+    """Read timers that came due: the ones that are still live, and the ids of damaged ones.
 
-    id: int
-    gateway: str
-    key: str
-
-
-def read_due(
-    db: sqlite3.Connection, ids: Sequence[int]
-) -> tuple[list[Due], list[DamagedTimer]]:
-    """Read timers that came due: the ones that are still live, and the damaged ones."""
+    A text of a damaged one is not UTF-8, or its values contradict each other.
+    """
     rows, unreadable = _DUE.read(db, ids)
-    damaged = [number for (number,) in unreadable]
+    damaged: list[Any] = [number for (number,) in unreadable]
     found = list[Due]()
     for row in rows:
         timer = TimerState._make(row[:-1])
@@ -76,8 +61,7 @@ def read_due(
             found.append(Due(timer, row[-1]))
         else:
             damaged.append(timer.id)
-    names = (_loads(single_value(db, _NAMES, [timer_id])) for timer_id in damaged)
-    return found, [DamagedTimer._make(name) for name in names]
+    return found, damaged
 
 
 def read_coming(db: sqlite3.Connection, window: LoadedWindow) -> list[Coming]:
@@ -85,8 +69,8 @@ def read_coming(db: sqlite3.Connection, window: LoadedWindow) -> list[Coming]:
 
     They may have a damaged gateway; `read_due` reports it once the timer is due.
     """
-    rows = _loads(single_value(db, _COMING, window._asdict()))
-    return [Coming._make(row) for row in rows]
+    data: bytes = single_value(db, _COMING, window._asdict())
+    return [Coming._make(row) for row in json.loads(data.decode(errors="replace"))]
 
 
 def attempts(
@@ -110,35 +94,14 @@ def attempts(
     return db.execute(query, [due_until, gateway, after, until, limit]).fetchall()
 
 
-def _loads(data: bytes) -> Any:
-    """Parse JSON in which a text may be damaged."""
-    return json.loads(data.decode(errors="replace"))
-
-
 # --- pages --------------------------------------------------------------------
 
-# The casts are for damaged values: they may be of any type, and JSON has no blobs.
 # `json_patch` leaves out nulls.
-_TEXTS: Final = ("gateway", "key", "ext", "payload", "state", "message")
-_MOMENTS: Final = ("due", "created", "changed")
-_AS_JSON: Final = f"""json_patch('{{}}', json_object({
-    ", ".join(
-        [
-            *(f"'{column}', cast({column} as text)" for column in _TEXTS),
-            *(
-                f"'{column}', ifnull(cast({column} as integer), 0) + :ahead_ms"
-                for column in _MOMENTS
-            ),
-            "'attempts', ifnull(cast(attempts as integer), 0)",
-            "'seq', cast(seq as integer)",
-            "'fired', cast(fired as integer) + :ahead_ms",
-        ]
-    )
-}, 'damaged', iif({IS_VALID}, null, id)))"""
-
-_AS_ONE_ARRAY: Final = f"cast(json_group_array({_AS_JSON}) as blob)"
-# As hex, each timer can be decoded by itself: some may not be UTF-8.
-_AS_HEX: Final = f"json_group_array(json_array(id, hex({_AS_JSON})))"
+_AS_JSON: Final = """json_patch('{}', json_object(
+    'gateway', gateway, 'key', key, 'ext', ext, 'payload', payload, 'state', state,
+    'message', message, 'due', due + :ahead_ms, 'created', created + :ahead_ms,
+    'changed', changed + :ahead_ms, 'attempts', attempts, 'seq', seq,
+    'fired', fired + :ahead_ms))"""
 
 # Lists the gateways, with one index look-up for each, however many timers it has.
 _GATEWAYS: Final = """
@@ -160,24 +123,13 @@ select id from (
 where state = 'fired' limit {FEW_ROWS}
 """
 
-_PAGE: Final = """
-with found as (
-    select *, sum(ifnull(length(payload), 0)) over (
-        order by id desc rows between unbounded preceding and 1 preceding) as carried
-    from (
-        select * from timers not indexed where id < :before and {1}
-        order by id desc limit :limit))
-select {0}, count(*), min(id), (select count(*) from found)
-from (select * from found where ifnull(carried, 0) < :most order by id desc)
-"""
-
 _IS_ONE_OF_FEW: Final = "id in (select value from json_each(:few))"
 
 
 class TimerPage(NamedTuple):
     """Part of a listing."""
 
-    timers: str  # a JSON array; `damaged` is the id of a damaged timer
+    timers: str  # a JSON array
     next: int | None  # the next page has ids below this; None: this is the last page
 
 
@@ -189,32 +141,33 @@ def list_timers(
     limit: int,
     ahead_ms: int,
 ) -> TimerPage:
-    """List at most *limit* timers, newest first; fewer above `PAYLOAD_CHARACTERS`.
+    """List at most *limit* timers, newest first.
 
-    *wanted* filters by values of `gateway`, `state`, `ext`, `key` and `id`. Only ids
-    below *before* are listed: the `next` of the previous page. Times are shown in wall
-    time, which is *ahead_ms* ahead of the state's clock.
+    *wanted* filters by values of `gateway`, `state`, `ext` and `key`. Only ids below
+    *before* are listed: the `next` of the previous page. Times are shown in wall time,
+    which is *ahead_ms* ahead of the state's clock.
     """
     db.execute("begin")  # one snapshot for all queries
     few = _few_ids(db, wanted)
     floor = _floor(db, before) if few is None else 0
-    where = ["id >= :floor" if few is None else _IS_ONE_OF_FEW]
+    where = ["id < :before", "id >= :floor" if few is None else _IS_ONE_OF_FEW]
     where += [f"{column} = :{column}" for column in wanted]
     values = {
         "before": before,
         "floor": floor,
         "few": few,
         "limit": limit,
-        "most": PAYLOAD_CHARACTERS,
         "ahead_ms": ahead_ms,
         **wanted,
     }
-    timers, count, last, found = _query_page(
-        db, lambda array: _PAGE.format(array, " and ".join(where)), values
-    )
+    timers, count, last = db.execute(
+        f"select json_group_array({_AS_JSON}), count(*), min(id) from ("
+        f"select * from timers not indexed where {' and '.join(where)} "
+        "order by id desc limit :limit)",
+        values,
+    ).fetchone()
     db.execute("rollback")
-    has_more = count < found or found == limit
-    return TimerPage(timers, last if has_more else floor or None)
+    return TimerPage(timers, last if count == limit else floor or None)
 
 
 def newest_of_key(
@@ -225,39 +178,13 @@ def newest_of_key(
     Times are as those of `list_timers`.
     """
     is_of = _OF_ANY_GATEWAY if gateway is None else _OF_ONE_GATEWAY
-    (timers,) = _query_page(
-        db,
-        lambda array: (
-            f"select {array} from timers where id in (select max(id) from timers "
-            f"indexed by timers_key where {is_of} and key = :key "
-            "group by gateway limit :limit)"
-        ),
-        {"gateway": gateway, "key": key, "limit": limit, "ahead_ms": ahead_ms},
+    query = (
+        f"select json_group_array({_AS_JSON}) from timers where id in ("
+        f"select max(id) from timers indexed by timers_key where {is_of} and key = :key "
+        "group by gateway limit :limit)"
     )
-    return str(timers)
-
-
-def _query_page(
-    db: sqlite3.Connection, query: Callable[[str], str], values: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """The row of a query, which is given the SQL of its first column: the timers."""
-    data, *others = db.execute(query(_AS_ONE_ARRAY), values).fetchone()
-    try:
-        return data.decode(), *others
-    except UnicodeDecodeError:
-        found, *others = db.execute(query(_AS_HEX), values).fetchone()
-    timers = [
-        _readable(timer_id, bytes.fromhex(text)) for timer_id, text in json.loads(found)
-    ]
-    return f"[{','.join(timers)}]", *others
-
-
-def _readable(timer_id: int, data: bytes) -> str:
-    """A timer as JSON; marked as `damaged` if a text is not UTF-8."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return json.dumps({**_loads(data), "damaged": timer_id})
+    values = {"gateway": gateway, "key": key, "limit": limit, "ahead_ms": ahead_ms}
+    return str(single_value(db, query, values))
 
 
 def _few_ids(db: sqlite3.Connection, wanted: Mapping[str, Any]) -> str | None:
@@ -275,8 +202,6 @@ def _index_queries(wanted: Mapping[str, Any]) -> Iterator[str]:
     """Queries for all timers that may match, each by an index; the narrowest first."""
     is_of = _OF_ONE_GATEWAY if "gateway" in wanted else _OF_ANY_GATEWAY
     state = wanted.get("state")
-    if "id" in wanted:
-        yield "select id from timers where id = :id"
     if "key" in wanted:
         yield _ids("timers_key", f"{is_of} and key = :key")
     if "ext" in wanted and state in LIVE:

@@ -27,13 +27,6 @@ from liveness.service.storage.database import ROWS_AT_ONCE
 
 ENDED_STATES: Final = (DONE, FAILED, CANCELLED, REPLACED)
 
-# False only for rows that the sidecar cannot have written.
-IS_VALID: Final = f"""
-    state in ({", ".join(f"'{state}'" for state in STATES)})
-    and (next is not null) = (state in ('pending', 'fired'))
-    and (state <> 'fired' or (seq is not null and fired is not null))
-"""
-
 TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
 create table timers (

@@ -55,7 +55,7 @@ from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_schema import store_clock, stored_clock
 from liveness.service.storage.private_folders import bytes_left
 from liveness.service.storage.wal import SHORT_BYTES, Wal
-from liveness.service.timers import timer_damage, timer_sql
+from liveness.service.timers import timer_sql
 from liveness.service.timers.timer_sql import single_value
 
 SCHEMA: Final = 1
@@ -326,11 +326,6 @@ class TimerStore:
                 fewer = {state: -count for state, count in deleted.items()}
                 timer_sql.add_to_states(self._db, fewer)
             return deleted
-
-    def end_damaged(self, number: int, *, at: int) -> dict[str, int] | None:
-        """End a damaged timer, as `timer_damage.end_damaged` does."""
-        with transaction(self._db):
-            return timer_damage.end_damaged(self._db, number, at=at)
 
     # --- room on the disk -----------------------------------------------------
 

@@ -272,7 +272,6 @@ async def test_each_line_of_users_has_the_shape_that_the_document_says(
 CHANGES: Final[dict[str, dict[str, Any]]] = {
     "/v1/timers/cancel": {"gateway": "gw-1", "key": "first"},
     "/v1/timers/retry": {"gateway": "gw-1", "key": "second"},
-    "/v1/timers/cancel-damaged": {"id": "3"},
     "/v1/guard/release": {"gateway": "gw-1"},
     "/v1/gateways/forget": {"role": "gateway", "name": "gw-7"},
     "/v1/where": {"uids": ["u1", 7]},

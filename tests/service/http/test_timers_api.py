@@ -162,7 +162,10 @@ async def test_of_a_key_the_newest_timer_of_each_gateway_is_shown(
         ("key=%FF", "the query cannot be read; write name=value"),
         ("key", "the query cannot be read"),
         ("state=done&state=done", "the query has state twice; give it once"),
-        ("kye=1", "the query has 'kye'; it may have gateway, state, ext, key, id, be"),
+        (
+            "kye=1",
+            "the query has 'kye'; it may have gateway, state, ext, key, before, ",
+        ),
         ("after=1", "the query has 'after'"),
     ],
 )

@@ -1,11 +1,9 @@
 """A listing of timers gives what a plain filter gives, whichever way it looks."""
 
 import json
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Final
 
 import pytest
 from hypothesis import given
@@ -36,7 +34,6 @@ def _small_bounds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer_reader, "SCAN_ROWS", 6)
         patch.setattr(timer_reader, "FEW_ROWS", 4)
-        patch.setattr(timer_reader, "PAYLOAD_CHARACTERS", 5)
         patch.setattr(
             timer_reader,
             "_ALL_FIRED",
@@ -45,15 +42,9 @@ def _small_bounds() -> Iterator[None]:
         yield
 
 
-# What a damaged file has, and no statement could write.
-ANY_TYPE: Final = re.sub(
-    r"(?<=text|eger) not null|\s+strict(, without rowid)?", "", timer_sql.TABLES
-)
-
-
-def table(timers: list[Row], *, tables: str = timer_sql.TABLES) -> sqlite3.Connection:
+def table(timers: list[Row]) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(tables)
+    db.executescript(timer_sql.TABLES)
     for number, timer in enumerate(timers, 1):
         following = number * 7 % 11 if timer["state"] in LIVE else None
         db.execute(
@@ -81,7 +72,6 @@ def test_all_pages_together_are_what_a_filter_gives(
             given = json.loads(page.timers)
             numbers = [timer["created"] for timer in given]
             assert len(numbers) <= limit
-            assert sum(len(timer["payload"]) for timer in given[:-1]) < 5
             found += numbers
             if page.next is None:
                 break
@@ -110,64 +100,6 @@ def test_the_newest_timer_of_a_key_is_listed_for_each_gateway(
         if timer["key"] == key and gateway in (None, timer["gateway"])
     }
     assert {timer["gateway"]: timer["created"] for timer in told} == newest
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *((name, b"\xffa") for name in ("gateway", "key", "ext", "payload", "state")),
-        ("message", b"\xe2\x82"),
-        ("key", b'"\xf0\x9f\\'),
-    ],
-)
-@pytest.mark.parametrize("is_blob", [False, True])
-def test_a_damaged_text_is_shown_and_marked(
-    column: str, value: bytes, is_blob: bool
-) -> None:
-    row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
-    with closing(table([row, row], tables=ANY_TYPE)) as db:
-        to = "?" if is_blob else "cast(? as text)"
-        db.execute(f"update timers set {column} = {to} where id = 2", [value])
-        page = timer_reader.list_timers(db, {}, before=MAX_INTEGER, limit=9, ahead_ms=0)
-        (alone,) = json.loads(
-            timer_reader.list_timers(
-                db, {"id": 2}, before=MAX_INTEGER, limit=9, ahead_ms=0
-            ).timers
-        )
-        newest = json.loads(
-            timer_reader.newest_of_key(db, "a", None, limit=9, ahead_ms=0)
-        )
-    timers = json.loads(page.timers)
-    assert [timer["created"] for timer in timers] == [2, 1]
-    assert [timer.get("damaged") for timer in timers] == [2, None]
-    assert timers[0] == alone
-    assert alone[column] == value.decode(errors="replace")
-    assert alone in newest or column == "key"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "state = 'qending'",
-        "state = 'fired'",
-        "next = null",
-        "due = 'soon'",
-        "due = null",
-    ],
-)
-def test_timers_beside_a_damaged_row_are_shown(change: str) -> None:
-    row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
-    with closing(table([row, {**row, "key": "b"}], tables=ANY_TYPE)) as db:
-        db.execute(f"update timers set {change} where id = 2")
-        timers = json.loads(
-            timer_reader.newest_of_key(db, "b", "g", limit=1, ahead_ms=0)
-        )
-        timers += json.loads(
-            timer_reader.newest_of_key(db, "a", "g", limit=1, ahead_ms=0)
-        )
-    is_marked = "due" not in change  # SQLite's own check finds those
-    assert [it.get("damaged") for it in timers] == [2 if is_marked else None, None]
-    assert {type(timer["due"]) for timer in timers} == {int}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ a dictionary and to a file, and both must hold the same ever after.
 """
 
 import os
-import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -35,10 +34,9 @@ from liveness.core.timer_states import (
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.timers.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.errors import StateError
-from liveness.service.backups import integrity
 from liveness.service.storage.database import ROWS_AT_ONCE, reading
 from liveness.service.storage.log_store import LogStore
-from liveness.service.timers import timer_damage, timer_reader
+from liveness.service.timers import timer_reader
 from liveness.service.timers.timer_sql import TIMER_COLUMNS
 from liveness.service.timers.timer_store import DATABASE, EXT_STEP, TimerStore
 from tests.core.timers_rig import Rig
@@ -402,10 +400,7 @@ def test_timers_beside_a_damaged_one_are_read(table: TimerStore, column: str) ->
         rows, unreadable = timer_reader.read_due(db, [it.id for it in coming])
     assert [it.id for it in coming] == [*range(1, 8)]
     assert [row.timer.id for row in rows] == [1, 3, 4, 5, 6]
-    gateway, key = (
-        "\ufffda" if column == name else None for name in ("gateway", "key")
-    )
-    assert unreadable == [(n, gateway or "g", key or f"k{n}") for n in (2, 7)]
+    assert unreadable == [2, 7]
 
 
 @pytest.mark.parametrize(
@@ -430,86 +425,6 @@ def test_orders_beside_one_about_a_damaged_timer_are_applied(table: TimerStore) 
     change(table, f"update timers set ext = {NO_TEXT} where id = 2")
     end(table, "k1", "k2", "k3", at=1)
     assert states(table) == {**states(table), "pending": 1, "cancelled": 2}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(
-            f"{column} = {NO_TEXT}"
-            for column in ("gateway", "key", "ext", "payload", "message", "state")
-        ),
-        "state = 'qending'",
-        "state = 'fired'",
-        "state = 'failed'",
-        "next = null",
-    ],
-)
-def test_a_damaged_timer_is_ended_and_its_text_kept(
-    table: TimerStore, damage: str
-) -> None:
-    fill(table, 3)
-    end(table, "k3", at=5)
-    change(table, f"update timers set {damage} where id = 2")
-    with reading(table.path) as db:
-        assert timer_damage.count_damaged(db) == 1
-    assert table.end_damaged(2, at=7) == {"pending": 1, "cancelled": -1}
-    ended, payload = rows(table)[2]
-    assert (ended.state, ended.next, ended.changed) == ("cancelled", None, 7)
-    texts = [ended.gateway, ended.key, ended.ext, payload, ended.message]
-    kept = sum(
-        one == was for one, was in zip(texts, ["g", "k2", *[None] * 3], strict=True)
-    )
-    assert kept + texts.count("\ufffda") == 5
-    assert states(table) == {"pending": 1, "cancelled": 2} == counted(table)
-    with reading(table.path) as db:
-        assert timer_damage.count_damaged(db) == 0
-    assert [table.end_damaged(n, at=9) for n in (1, 2, 3, 4)] == [None] * 4
-
-
-def test_a_damaged_timer_that_has_ended_stays_what_it_became(table: TimerStore) -> None:
-    fill(table, 1)
-    table.write([done("k1", None, 7)])
-    fill(table, 1)
-    table.write([first_run(2, 1, 8), done("k2", 1, 9)])
-    change(table, f"update timers set payload = {NO_TEXT} where id = 2")
-    assert table.end_damaged(2, at=10) is not None
-    assert rows(table)[2].timer.state == DONE
-    assert states(table) == {"pending": 1, "done": 1} == counted(table)
-
-
-def test_counts_are_right_once_all_damaged_timers_are_ended(table: TimerStore) -> None:
-    fill(table, 4)
-    end(table, "k3", "k4", at=5)
-    change(table, "update timers set state = 'x' where id > 1")
-    for number in (2, 3, 4):
-        table.end_damaged(number, at=7)
-    assert states(table) == {"pending": 1, "cancelled": 3} == counted(table)
-
-
-def test_a_damaged_timer_in_a_sound_index_is_ended(table: TimerStore) -> None:
-    """As a damaged page has it: a statement would have changed its indexes as well."""
-    add(table, *(pending(n, f"key-{n}", ext="e") for n in (1, 2)))
-    table.close()
-    data = table.path.read_bytes()
-    (at,) = (
-        found.start()
-        for found in re.finditer(b"gkey-2e", data)
-        if data[found.end() :].startswith(b"pending")
-    )
-    table.path.write_bytes(data[:at] + b"\xffkey-\xff\xff" + data[at + 7 :])
-    with closing(TimerStore(table.path.parent, log="a log")) as table:
-        assert table.end_damaged(2, at=7) is not None
-        with reading(table.path) as db:
-            found = integrity.parts(DATABASE, db)
-            assert all(part.is_whole for part in found)
-        ended = rows(table)[2].timer
-        assert ended[1:4] == ("\ufffd", "key-\ufffd", "\ufffd")
-        add(table, pending(3, "key-2", ext="e"))
-        end(table, "key-1", "key-2", at=9)
-        table.write([CancelTimer("g", None, "e", PLENTY, 10)])
-        assert states(table) == {"cancelled": 3} == counted(table)
-        assert table.trim(oldest_ms=ALL_MS, most=100) == {"cancelled": 3}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
