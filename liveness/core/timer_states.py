@@ -58,7 +58,6 @@ class TimerState(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether it is pending or fired."""
         return self.next is not None
 
 

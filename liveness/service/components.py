@@ -46,9 +46,8 @@ from liveness.service.storage.database import damage_error
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.spools import Spools
-from liveness.service.timers.skipped_attempts import SkippedAttempts
 from liveness.service.timers.state_writer import StateWriter
-from liveness.service.timers.timer_loop import TimerLoop
+from liveness.service.timers.timer_loop import SkippedAttempts, TimerLoop
 from liveness.service.timers.timer_store import TimerStore
 from liveness.service.timers.timer_writer import TimerWriter
 

@@ -92,7 +92,7 @@ class TimerTransaction:
         if former is not None:
             self._end(former, REPLACED, timer.created, former.message)
         self.payloads[timer.id] = command.payload
-        self._set(timer)
+        self._after[timer.id] = timer
         self._index(timer)
 
     def _fire(self, command: Fire) -> None:
@@ -107,8 +107,8 @@ class TimerTransaction:
             next_ms = command.at + self._retry_policy.attempt_ms
             timer = timer._replace(state=FIRED, next=next_ms, changed=command.at)
         # Otherwise it was cancelled after the record was made.
-        self._set(
-            timer._replace(attempts=command.attempt, seq=command.seq, fired=command.at)
+        self._after[timer.id] = timer._replace(
+            attempts=command.attempt, seq=command.seq, fired=command.at
         )
 
     def _end_attempt(self, command: GiveUp | LookLater | Undelivered) -> None:
@@ -116,15 +116,13 @@ class TimerTransaction:
         if timer is None or timer.state != FIRED or timer.seq != command.seq:
             return
         if isinstance(command, LookLater):
-            self._set(timer._replace(next=command.until))
+            self._after[timer.id] = timer._replace(next=command.until)
         elif isinstance(command, Undelivered):
-            self._set(
-                timer._replace(
-                    state=PENDING,
-                    next=command.at,
-                    attempts=timer.attempts - 1,
-                    changed=command.at,
-                )
+            self._after[timer.id] = timer._replace(
+                state=PENDING,
+                next=command.at,
+                attempts=timer.attempts - 1,
+                changed=command.at,
             )
         else:
             self.results[UNANSWERED] += 1
@@ -156,14 +154,12 @@ class TimerTransaction:
     def _try_again(self, command: RetryTimer) -> None:
         timer = self._newest_timer(command.gateway, command.key)
         if timer is not None and timer.state in (PENDING, FAILED):
-            self._set(
-                timer._replace(
-                    state=PENDING,
-                    due=command.at,
-                    next=command.at,
-                    attempts=0,
-                    changed=command.at,
-                )
+            self._after[timer.id] = timer._replace(
+                state=PENDING,
+                due=command.at,
+                next=command.at,
+                attempts=0,
+                changed=command.at,
             )
 
     def _fail(
@@ -174,14 +170,14 @@ class TimerTransaction:
             self._end(timer, FAILED, at, message)
             return
         due = at + waits[timer.attempts - 1]
-        self._set(
-            timer._replace(
-                state=PENDING, due=due, next=due, message=message, changed=at
-            )
+        self._after[timer.id] = timer._replace(
+            state=PENDING, due=due, next=due, message=message, changed=at
         )
 
     def _end(self, timer: TimerState, state: str, at: int, message: str | None) -> None:
-        self._set(timer._replace(state=state, next=None, message=message, changed=at))
+        self._after[timer.id] = timer._replace(
+            state=state, next=None, message=message, changed=at
+        )
 
     # --- rows -----------------------------------------------------------------
 
@@ -209,11 +205,7 @@ class TimerTransaction:
         return live
 
     def _index(self, timer: TimerState) -> None:
-        """Index *timer* by its key and ext."""
         key = (timer.gateway, timer.key)
         self._newest[key] = max(timer.id, self._newest.get(key, 0))
         if timer.ext is not None:
             self._by_ext.setdefault((timer.gateway, timer.ext), []).append(timer.id)
-
-    def _set(self, timer: TimerState) -> None:
-        self._after[timer.id] = timer

@@ -153,7 +153,6 @@ class TimerScheduler:
 
     @property
     def loaded(self) -> int:
-        """How many timers are on the ring."""
         return len(self._wheel)
 
     # --- commands -------------------------------------------------------------
@@ -190,7 +189,6 @@ class TimerScheduler:
         return True
 
     def try_again(self, gateway: str, key: str, at: Instant) -> None:
-        """Fire a failed or pending timer now, as its first attempt."""
         self._issue(RetryTimer(gateway, key, at.state_ms))
 
     def fire_again(self, gateway: str, key: str, seq: int, at: Instant) -> None:
@@ -308,7 +306,6 @@ class TimerScheduler:
 
     @property
     def has_due(self) -> bool:
-        """Whether due timers wait to be claimed."""
         return bool(self._wheel.waiting()) and not self._is_reading
 
     def take(self, limit: int, held_back: Container[str] = ()) -> list[int]:
@@ -374,7 +371,6 @@ class TimerScheduler:
     # --- within ---------------------------------------------------------------
 
     def _is_under_way(self, timer: TimerState) -> bool:
-        """Whether a command for its key or ext is under way."""
         gateway, ext, under_way = timer.gateway, timer.ext, self._under_way
         is_ext = ext is not None and (gateway, None, ext) in under_way
         return is_ext or (gateway, timer.key, None) in under_way

@@ -34,8 +34,8 @@ from liveness.service.links.link_writer import (
 )
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.spools import Spools
-from liveness.service.timers.skipped_attempts import SkippedAttempts
 from liveness.service.timers.state_writer import StateWriter
+from liveness.service.timers.timer_loop import SkippedAttempts
 
 # Reads are gathered for this long, unless a deadline comes before. Waking up for each of
 # 3,000 one-uid frames a second would cost several times what fifty turns do.

@@ -15,8 +15,8 @@ from liveness.service.common.logs import LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.engine.link_reader import LinkReader
 from liveness.service.links.link_writer import LinkSocket
-from liveness.service.timers.skipped_attempts import SkippedAttempts
 from liveness.service.timers.state_writer import StateWriter
+from liveness.service.timers.timer_loop import SkippedAttempts
 
 # The refusals of one name, code and user are logged this often.
 REFUSALS_LOG_S: Final = 10.0

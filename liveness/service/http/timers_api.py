@@ -140,7 +140,6 @@ class TimersApi:
         return JSONResponse(timer)
 
     async def _newest_of(self, gateway: str, key: str) -> dict[str, Any]:
-        """The newest timer of a gateway with this key."""
         timers: list[dict[str, Any]] = json.loads(
             await self._read(
                 timer_reader.newest_of_key, key=key, gateway=gateway, limit=1

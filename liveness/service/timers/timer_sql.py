@@ -214,5 +214,4 @@ def single_value(db: sqlite3.Connection, query: str, values: Any = ()) -> Any:
 
 
 def add_to_states(db: sqlite3.Connection, added: dict[str, int]) -> None:
-    """Add to the counts of the states."""
     db.execute(ADD_TO_STATES, {"added": json.dumps(added)})

@@ -182,17 +182,14 @@ class TimerStore:
         return value
 
     def close(self) -> None:
-        """Close the file."""
         self.wal.close()
         self._db.close()
 
     @property
     def has_live(self) -> bool:
-        """Whether any timer is live."""
         return any(self.states()[state] for state in LIVE)
 
     def states(self) -> dict[str, int]:
-        """How many timers there are in each state."""
         return dict(self._db.execute("select state, timers from states"))
 
     def reconcile_with_log(self, newest: int) -> None:
@@ -202,7 +199,6 @@ class TimerStore:
         self.seq, self.newest = min(self.seq, newest), min(self.newest, newest)
 
     def _forget_after(self, newest: int) -> None:
-        """Forget seqs above the log's newest."""
         if single_value(self._db, timer_sql.HIGHEST_SEQ) > newest:
             self._db.execute(timer_sql.FORGET_LATER_SEQS, {"newest": newest})
             self._db.execute(timer_sql.LOWER_SEQS, [newest])

@@ -70,7 +70,6 @@ class TimerWriter:
 
     @property
     def oldest_ticket(self) -> int | None:
-        """The lowest ticket that is not durable."""
         tickets = map(self.oldest_ticket_of, {*self._writing, *self._queues})
         return min((ticket for ticket in tickets if ticket is not None), default=None)
 
@@ -145,7 +144,6 @@ class TimerWriter:
         return taken
 
     async def _commit(self) -> None:
-        """Write one transaction."""
         commands = self._take()
         # This commit brings the table up to this seq of the log; 0: unknown.
         seq = 0 if self._queues else self._fires_until
