@@ -16,7 +16,7 @@ from liveness.core.effects import Effect
 from liveness.core.limits import Limits
 from liveness.core.links.back_pressure import BackPressure
 from liveness.core.links.conversation import Conversation
-from liveness.core.links.handshake import Terms
+from liveness.core.links.handshake import terms_of
 from liveness.core.links.known_names import KnownNames
 from liveness.core.links.link import Link
 from liveness.core.links.link_registry import LinkCounts, LinkRegistry
@@ -96,7 +96,7 @@ def make_server(
     The decisions are empty and have the cursors on disk; the clock stands. *host* is the
     name of this host, if the shell can ask the cluster.
     """
-    effects, terms = deque[Effect](), _terms(config, version, host)
+    effects = deque[Effect]()
     unread, skipped, limits = UnreadReplies(), SkippedRanges(), config.limits
     registry = LinkRegistry(
         effects,
@@ -132,7 +132,17 @@ def make_server(
         decided=decided,
         disk=disk,
         counts=counts,
-        terms=terms,
+        terms=terms_of(
+            version=version,
+            timeout=config.timeout_s,
+            flush=config.flush,
+            run_timeout=config.timers.run_timeout_s,
+            device_separator=config.presence.device_separator,
+            host=host,
+            limits=limits,
+        ),
+        host=host,
+        limits=limits,
         new_link=new_link,
     )
     return server, parts
@@ -156,16 +166,4 @@ def make_attended_clock(config: Config, *, mono: float, cpu: float) -> AttendedC
         cpu=cpu,
         reconnect_grace=_reconnect_grace(config),
         patience=config.limits.gateway_hold_s,
-    )
-
-
-def _terms(config: Config, version: str, host: str) -> Terms:
-    return Terms(
-        version=version,
-        timeout=config.timeout_s,
-        flush=config.flush,
-        run_timeout=config.timers.run_timeout_s,
-        device_separator=config.presence.device_separator,
-        limits=config.limits,
-        host=host,
     )

@@ -22,12 +22,13 @@ from liveness.core.access import Peer
 from liveness.core.changes import Decisions
 from liveness.core.disk import Disk
 from liveness.core.effects import Effect, LogLine
+from liveness.core.limits import Limits
 from liveness.core.links.back_pressure import BackPressure
 from liveness.core.links.cluster_questions import (
     ClusterSession,
     Partial,
 )
-from liveness.core.links.handshake import Handshake, Terms
+from liveness.core.links.handshake import Handshake
 from liveness.core.links.known_names import KnownNames
 from liveness.core.links.link import Link
 from liveness.core.links.link_registry import (
@@ -101,7 +102,9 @@ class Server:
         decided: Decisions,
         disk: Disk,
         counts: LinkCounts,
-        terms: Terms,
+        terms: dict[str, object],
+        host: str,
+        limits: Limits,
         new_link: Callable[[int, Peer, float], Link],
     ) -> None:
         self.effects = effects
@@ -125,8 +128,8 @@ class Server:
             ),
             disk=disk,
             counts=counts,
-            host=terms.host,
-            limits=terms.limits,
+            host=host,
+            limits=limits,
         )
         self._warnings = OperatorWarnings(effects, parts.gateways, parts.firing.guard)
 

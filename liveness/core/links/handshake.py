@@ -1,7 +1,6 @@
 """Answers a hello: with the link's position in the log, and the terms in `welcome`."""
 
 from collections import deque
-from dataclasses import dataclass
 
 from liveness.core.changes import Decisions
 from liveness.core.cursors import ReadPosition
@@ -15,27 +14,37 @@ from liveness.core.wire.frames import CLUSTER, FEATURES, PROTOCOL
 from liveness.core.wire.link_requests import Hello
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """The part of `welcome` about the sidecar, besides its log.
+def terms_of(
+    *,
+    version: str,
+    timeout: float,
+    flush: float,
+    run_timeout: float,
+    device_separator: str,
+    host: str,
+    limits: Limits,
+) -> dict[str, object]:
+    """The part of `welcome` about the sidecar, besides its log; times are in seconds.
 
-    Args:
-        version: Of the sidecar.
-        timeout: The default silence timeout, in seconds.
-        flush: How long a gateway may collect keepalives, in seconds.
-        device_separator: Separates a device from its user in a uid; "" if it is not set.
-        run_timeout: How long a gateway has to answer an attempt of a timer, in seconds.
-        limits: Those of links.
-        host: The name of this host in the cluster; "" if there is none.
+    *flush* is how long a gateway may collect keepalives, *run_timeout* how long it has to
+    answer an attempt of a timer. *host* is the name of this host in the cluster.
     """
-
-    version: str
-    timeout: float
-    flush: float
-    run_timeout: float
-    device_separator: str
-    limits: Limits
-    host: str
+    terms: dict[str, object] = {
+        "protocol": PROTOCOL,
+        "server": f"liveness/{version}",
+        "features": sorted((*FEATURES, CLUSTER)) if host else FEATURES,
+        "timeout": timeout,
+        "flush": flush,
+        "max_batch": limits.max_batch,
+        "max_frame": limits.max_frame_bytes,
+        "window": limits.window,
+        "run_timeout": run_timeout,
+    }
+    if host:
+        terms["host"] = host
+    if device_separator:
+        terms["device_separator"] = device_separator
+    return terms
 
 
 class Handshake:
@@ -48,7 +57,7 @@ class Handshake:
         skipped: SkippedRanges,
         *,
         disk: Disk,
-        terms: Terms,
+        terms: dict[str, object],
     ) -> None:
         self._terms = terms
         self._effects = effects
@@ -65,7 +74,12 @@ class Handshake:
         """
         newest = self._decided.next_seq - 1  # it may not be durable yet
         position = self._start_position(hello, newest)
-        terms = self._shown(link, hello, newest + 1)
+        terms = self._terms | {"log": self._disk.log, "next": newest + 1}
+        if hello.timeout is not None:
+            terms["timeout"] = hello.timeout
+        if hello.clock is not None:
+            gateway = link.gateway
+            terms["began"] = gateway is not None and gateway.clock_offset is not None
         if hello.role == GATEWAY or hello.ack:
             cursors, key = self._decided.cursors, (hello.role, hello.name)
             stored = cursors.get(key)
@@ -108,27 +122,3 @@ class Handshake:
         if hello.log is not None and hello.log in disk.ancestors:
             return min(hello.after, disk.ancestors[hello.log])
         return disk.first - 1
-
-    def _shown(self, link: Link, hello: Hello, following: int) -> dict[str, object]:
-        own, limits = self._terms, self._terms.limits
-        shown: dict[str, object] = {
-            "protocol": PROTOCOL,
-            "server": f"liveness/{own.version}",
-            "features": sorted((*FEATURES, CLUSTER)) if own.host else FEATURES,
-            "log": self._disk.log,
-            "next": following,
-            "timeout": hello.timeout or own.timeout,
-            "flush": own.flush,
-            "max_batch": limits.max_batch,
-            "max_frame": limits.max_frame_bytes,
-            "window": limits.window,
-            "run_timeout": own.run_timeout,
-        }
-        if own.host:
-            shown["host"] = own.host
-        if own.device_separator:
-            shown["device_separator"] = own.device_separator
-        if hello.clock is not None:
-            gateway = link.gateway
-            shown["began"] = gateway is not None and gateway.clock_offset is not None
-        return shown

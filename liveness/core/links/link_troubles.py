@@ -4,7 +4,7 @@ They show an operator that a gateway is not watched: a log line of half an hour 
 easily missed, and the gateway itself keeps serving.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from liveness.core.access import Peer
@@ -77,21 +77,13 @@ class LinkTroubles:
         # Links without a hello are distinguished by their user: nothing else is known.
         key = (role, name, code, peer.unix_user if name is None else None)
         before = self._rows.pop(key, None)
-        if before is None:
-            before = LinkTrouble(
-                role=role,
-                name=name,
-                code=code.value,
-                since=at_ms,
-                at=at_ms,
-                times=0,
-                pid=0,
-                unix_user=0,
-            )
-        self._rows[key] = replace(
-            before,
+        self._rows[key] = LinkTrouble(
+            role=role,
+            name=name,
+            code=code.value,
+            since=at_ms if before is None else before.since,
             at=at_ms,
-            times=before.times + 1,
+            times=1 if before is None else before.times + 1,
             pid=peer.pid,
             unix_user=peer.unix_user,
         )
