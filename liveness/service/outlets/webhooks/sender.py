@@ -218,7 +218,7 @@ class WebhookSender:
         Each has an equal share of the time, and so has the answer.
         """
         addresses = await self._checked_addresses()
-        left_s = trio.current_effective_deadline() - trio.current_time()
+        left_s = max(0.0, trio.current_effective_deadline() - trio.current_time())
         share_s = left_s / (len(addresses) + 1)
         while True:
             address, *addresses = addresses
