@@ -50,17 +50,11 @@ class Writer:
         finally:
             self._has_written = True
 
-    async def write(
-        self,
-        call: Callable[[], T],
-        *,
-        pending: Callable[[], int],
-        left: Callable[[T], sqlite3.Error | None] = lambda _: None,
-    ) -> T:
+    async def write(self, call: Callable[[], T], *, pending: Callable[[], int]) -> T:
         """Repeat a call every second until it succeeds, and log that it fails.
 
         *call* writes one transaction. *pending* returns how many changes wait, for
-        messages. *left* takes the result, and returns the error if part was not written.
+        messages.
 
         Raises:
             StateError: Another process writes to the file.
@@ -80,9 +74,7 @@ class Writer:
             except sqlite3.Error as error:
                 self._failed(error, pending())
                 await trio.sleep(RETRY_S)
-        if (unwritten := left(written)) is not None:
-            self._failed(unwritten, pending())
-        elif self.failure is not None:
+        if self.failure is not None:
             _log.warning(f"{self._what} is written again", pending=pending())
             self.failure = None
             self._logged_at = -math.inf
