@@ -159,7 +159,7 @@ lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	compile() {
 		"$$scratch/bin/uv" pip compile --quiet --universal --python-version 3.11 \
 			--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
-			--extra sidecar --extra cluster --extra webhooks --extra kafka $(ARGS) "$$@" pyproject.toml "$$scratch/build.in" >/dev/null
+			--extra sidecar --extra cluster --extra kafka $(ARGS) "$$@" pyproject.toml "$$scratch/build.in" >/dev/null
 	}
 	compile -o $(LOCK_runtime)
 	compile -o $(LOCK_test) -c $(LOCK_runtime) --group test

@@ -23,6 +23,8 @@ _PREFIXES: Final = ("int:", "str:")  # of such a text; few others begin so
 # JSON allows them in a string without escapes; Python's `splitlines` and older JavaScript
 # end a line there.
 _LINE_ENDS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+# Kept: `json.dumps` makes one for each call with options.
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def escaped(text: str) -> str:
@@ -111,7 +113,7 @@ def from_json(ready: Mapping[str, object]) -> dict[str, object]:
 
 def json_line(value: object) -> str:
     """*value* as JSON on one line, without blanks; non-ASCII characters as they are."""
-    return on_one_line(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    return on_one_line(_ENCODER.encode(value))
 
 
 def on_one_line(text: str) -> str:

@@ -141,15 +141,6 @@ class OutletSettings:
     def kind_set(self) -> frozenset[str]:
         return frozenset(as_list(self.kinds))
 
-    def faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
-        """The settings that conflict with others: the key of each, and why."""
-        if self.users_only and not device_separator:
-            yield (
-                "users_only",
-                "it has no effect, as no user has devices; set "
-                "presence.device_separator, or remove it",
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings(OutletSettings):
@@ -200,8 +191,8 @@ class WebhookSettings(OutletSettings):
         """Whether the url names this host by an address of loopback, or `localhost`."""
         return is_loopback(self.parts.hostname or "")
 
-    def faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
-        yield from OutletSettings.faults(self, device_separator)
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """The settings that do not go with others: the key of each, and why."""
         is_plain = self.parts.scheme == "http" and not self.is_to_loopback
         if is_plain and not self.allow_private:
             yield (
@@ -237,8 +228,8 @@ class KafkaSettings(OutletSettings):
         unit="a section",
     )
 
-    def faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
-        yield from OutletSettings.faults(self, device_separator)
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """The settings that do not go with others: the key of each, and why."""
         for key, value in self.client.items():
             if why := _why_no_client_setting(key, value):
                 is_name = _CLIENT_KEY.fullmatch(key)

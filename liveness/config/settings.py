@@ -329,7 +329,7 @@ class Config:
             yield f"cluster.{key}", why
         for section in OUTLETS:
             for name, outlet in getattr(self, section).items():
-                for key, why in outlet.faults(self.presence.device_separator):
+                for key, why in outlet.faults():
                     yield f"{section}.{name}.{key}", why
 
     def settings(self) -> Iterator[Setting]:

@@ -250,17 +250,6 @@ def test_plain_http_beyond_this_host_has_to_be_allowed(
     assert webhook(f"{toml}allow_private = true\n", tmp_path).allow_private
 
 
-@every_section
-def test_users_only_has_to_have_an_effect(section: str, tmp_path: Path) -> None:
-    toml = {"webhooks": SIGNED, "kafka": KAFKA}[section] + "users_only = true\n"
-    devices = "presence.device_separator = '/'\n"
-    assert refused(toml, tmp_path).endswith(
-        f".users_only is True ({tmp_path / 'l.toml'}): it has no effect, as no user has "
-        "devices; set presence.device_separator, or remove it"
-    )
-    loaded(devices + toml, tmp_path)
-
-
 # --- secrets --------------------------------------------------------------------------
 
 

@@ -254,7 +254,7 @@ def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
     assert declared.get_all("License-File") == PROJECT["license-files"]
     extras = PROJECT["optional-dependencies"]
     assert declared.get_all("Provides-Extra") == [*extras]
-    assert [*extras] == ["sidecar", "cluster", "webhooks", "kafka"]
+    assert [*extras] == ["sidecar", "cluster", "kafka"]
     urls = [f"{name}, {url}" for name, url in PROJECT["urls"].items()]
     assert declared.get_all("Project-URL") == urls
     wanted = {str(Requirement(it)) for it in declared.get_all("Requires-Dist", [])}

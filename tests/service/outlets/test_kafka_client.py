@@ -79,7 +79,7 @@ def test_a_setting_that_breaks_a_promise_is_refused(
     key: str, value: object, why: str
 ) -> None:
     settings = KafkaSettings(brokers="h:1", topic="t", client={key: value})  # type: ignore[dict-item]
-    ((place, text),) = settings.faults("")
+    ((place, text),) = settings.faults()
     assert place == f"client.{key}"
     assert why in text
 

@@ -60,11 +60,6 @@ class OutletStore:
                 since_ms = self._clock.state_ms() - round(unused_s * 1000)
                 self._db = await in_thread(partial(self._opened, keep, since_ms))
 
-    @property
-    def is_open(self) -> bool:
-        """Whether `run` may be called."""
-        return self._db is not None
-
     async def close(self) -> None:
         """Close the database once no call is running."""
         async with self._turn:

@@ -257,7 +257,7 @@ async def test_a_stopped_outlet_goes_on_once_its_secret_can_be_read(
 
 async def test_a_full_disk_is_waited_for(rig: OutletRig, receiver: Receiver) -> None:
     async with outlet_to(receiver.url, rig) as outlet:
-        await until(lambda: rig.store.is_open)
+        await until(lambda: rig.store._db is not None)
         assert rig.store._db is not None
         with disk.full(rig.store._db):
             rig.publish(*(on(seq, "u" * 200) for seq in range(1, 100)))
