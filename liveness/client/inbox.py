@@ -62,7 +62,11 @@ class Inbox:
         """Add a record, newer than all before."""
         self.newest = seq
         if end is not None:
-            self.unfinished[identity(end.uid), end.conn] = Arrival(seq, end)
+            key = identity(end.uid), end.conn
+            # In place of one that a loop may have: it keeps its seq too, so that neither is
+            # acknowledged before both are finished.
+            before = self.unfinished.get(key)
+            self.unfinished[key] = Arrival(before.seq if before else seq, end)
 
     def take(self) -> Arrival | None:
         """Take the oldest end that no loop has."""
