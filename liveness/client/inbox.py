@@ -37,6 +37,7 @@ class Arrival:
     seq: int  # 0 if its log no longer exists; then it needs no ack
     end: End
     is_taken: bool = False  # by a loop
+    is_withdrawn: bool = False  # while a loop has it; only that loop finishes it
 
 
 class Inbox:
@@ -71,7 +72,10 @@ class Inbox:
     def take(self) -> Arrival | None:
         """Take the oldest end that no loop has."""
         while self.abandoned:
-            self.abandoned.popleft().is_taken = False
+            arrival = self.abandoned.popleft()
+            arrival.is_taken = False
+            if arrival.is_withdrawn:
+                self.finish(arrival)
         for arrival in self.unfinished.values():
             if not arrival.is_taken:
                 arrival.is_taken = True
@@ -84,7 +88,11 @@ class Inbox:
             del self.unfinished[key]
 
     def withdraw(self, uid: Uid, conn: int | None) -> None:
-        self.unfinished.pop((identity(uid), conn), None)
+        arrival = self.unfinished.get((identity(uid), conn))
+        if arrival is not None and not arrival.is_taken:
+            self.finish(arrival)
+        elif arrival is not None:
+            arrival.is_withdrawn = True
 
     @property
     def finished(self) -> int:

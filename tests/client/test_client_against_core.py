@@ -569,7 +569,7 @@ class Process:
             return
         assert self.in_hand is not None
         inbox.abandoned.append(current)
-        if current in inbox.unfinished.values():
+        if not current.is_withdrawn and current in inbox.unfinished.values():
             self.dropped.add((str(current.end.uid), current.end.conn))
         else:  # its logout was reported meanwhile, and is as good
             self.owed.pop(self.in_hand, None)

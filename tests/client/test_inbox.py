@@ -27,7 +27,9 @@ a loop that was left and had finished everything holds nothing back
 two loops that are left hold back what they had
     add 1 2 3, a reads 1, b reads 2, b leaves, a leaves, c reads 1 2 3 ., finished 3
 what was withdrawn meanwhile is passed over
-    add 1 2 3, withdraw 2, a reads 1 3, withdraw 3, finished 3, a reads ., finished 3
+    add 1 2 3, withdraw 2, a reads 1 3, withdraw 3, finished 2, a reads ., finished 3
+what was withdrawn is not given again when its loop is left
+    add 1 2, a reads 1, withdraw 1, a leaves, b reads 2 ., finished 2
 what waits for a first loop outlives its log
     add 7, new log, add 1, finished 0, a reads 0 1 ., finished 1
 """
