@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from liveness.client.fired_timer import Timer
     from liveness.client.inbox import End
     from liveness.client.reconnecting_link import LinkState
     from liveness.client.sidecar import Sidecar, Stats, connect
     from liveness.client.sync import SyncSidecar, connect_sync
     from liveness.client.sync_cluster import SyncClusterWatch
     from liveness.client.sync_watch import SyncWatch
+    from liveness.client.tasks import Timer
     from liveness.client.watcher import HostSession, Listing, Watch, Whereabouts
     from liveness.client.watches import watch, watch_sync
     from liveness.cluster.cluster_watch import ClusterWatch
@@ -59,7 +59,7 @@ _MODULES = {
     **dict.fromkeys(("Refused", "Replaced", "TaskFailed"), "errors"),
     "End": "client.inbox",
     "LinkState": "client.reconnecting_link",
-    "Timer": "client.fired_timer",
+    "Timer": "client.tasks",
     "SyncClusterWatch": "client.sync_cluster",
     "SyncSidecar": "client.sync",
     "connect_sync": "client.sync",

@@ -6,10 +6,11 @@ is one number and covers everything up to it. The sidecar's window, the most rec
 may be unacknowledged, bounds all of this. Records without an end wait for nobody.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
 
 from liveness.core.records import Uid, identity
 
@@ -36,7 +37,8 @@ class Arrival:
 
     seq: int  # 0 if its log no longer exists; then it needs no ack
     end: End
-    is_taken: bool = False  # by a loop
+    # The loop that has it; None if there is none, or if it has gone.
+    loop: Callable[[], object] = lambda: None
     is_withdrawn: bool = False  # while a loop has it; only that loop finishes it
 
 
@@ -50,9 +52,6 @@ class Inbox:
         # gateway logs the connection out first, or if a user without conns comes back.
         # An OrderedDict, as popping the front of a plain dict gets slower each time.
         self.unfinished: OrderedDict[tuple[str, int | None], Arrival] = OrderedDict()
-        # Those that a loop left. The garbage collector may add one, in any thread and at
-        # any moment; so it is only noted here.
-        self.abandoned: deque[Arrival] = deque()
 
     def is_new(self, seq: int) -> bool:
         """Whether *seq* arrives for the first time; if not, count a duplicate."""
@@ -69,16 +68,14 @@ class Inbox:
             before = self.unfinished.get(key)
             self.unfinished[key] = Arrival(before.seq if before else seq, end)
 
-    def take(self) -> Arrival | None:
+    def take(self, loop: object) -> Arrival | None:
         """Take the oldest end that no loop has."""
-        while self.abandoned:
-            arrival = self.abandoned.popleft()
-            arrival.is_taken = False
-            if arrival.is_withdrawn:
-                self.finish(arrival)
         for arrival in self.unfinished.values():
-            if not arrival.is_taken:
-                arrival.is_taken = True
+            if arrival.loop() is None:
+                if arrival.is_withdrawn:
+                    self.finish(arrival)
+                    return self.take(loop)
+                arrival.loop = ref(loop)
                 return arrival
         return None
 
@@ -89,7 +86,7 @@ class Inbox:
 
     def withdraw(self, uid: Uid, conn: int | None) -> None:
         arrival = self.unfinished.get((identity(uid), conn))
-        if arrival is not None and not arrival.is_taken:
+        if arrival is not None and arrival.loop() is None:
             self.finish(arrival)
         elif arrival is not None:
             arrival.is_withdrawn = True

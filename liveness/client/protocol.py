@@ -13,7 +13,7 @@ from typing import Any, Final
 from liveness.client.inbox import End, Inbox, RecordMap
 from liveness.client.reports import Reports
 from liveness.client.sidecar_frames import Welcome, wrong_form
-from liveness.client.tasks import Attempt, TaskQueues
+from liveness.client.tasks import TaskQueues, Timer
 from liveness.core.records import MOVED, OFFLINE, HostTime, Uid, identity
 from liveness.core.wire.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.wire.framing import Frame, encode
@@ -114,18 +114,18 @@ class Client:
         elif ext is not None:
             self.tasks.forget_ext(ext)
 
-    def done(self, attempt: Attempt, message: str | None) -> None:
+    def done(self, timer: Timer, message: str | None) -> None:
         """Answer an attempt; ignored if it is of an old log."""
-        if self._is_of_this_log(attempt):
-            self.reports.timer_requests.done(attempt.key, attempt.seq, message)
+        if self._is_of_this_log(timer):
+            self.reports.timer_requests.done(timer.key, timer.seq, message)
 
-    def fail(self, attempt: Attempt, message: str, *, final: bool) -> None:
-        if self._is_of_this_log(attempt):
+    def fail(self, timer: Timer, message: str, *, final: bool) -> None:
+        if self._is_of_this_log(timer):
             requests = self.reports.timer_requests
-            requests.fail(attempt.key, attempt.seq, message, final=final)
+            requests.fail(timer.key, timer.seq, message, final=final)
 
-    def _is_of_this_log(self, attempt: Attempt) -> bool:
-        return self.welcome is not None and self.welcome.log == attempt.log
+    def _is_of_this_log(self, timer: Timer) -> bool:
+        return self.welcome is not None and self.welcome.log == timer.log
 
     # --- how a link begins and ends ----------------------------------------------
 
@@ -305,22 +305,22 @@ class Client:
             case {"kind": "gap"}:  # a lost record may have ended a connection
                 self.reports.declare()
             case {"kind": "timer", "gateway": self.name}:
-                line = self.tasks.add(self._attempt_of(record))
+                line = self.tasks.add(self._timer_of(record))
             case _:
                 pass
         self.inbox.add(seq, end)
         return line
 
-    def _attempt_of(self, record: RecordMap) -> Attempt:
+    def _timer_of(self, record: RecordMap) -> Timer:
         assert self.welcome is not None
-        return Attempt(
-            log=self.welcome.log,
-            seq=int(record["seq"]),
+        return Timer(
             key=str(record["key"]),
             payload=record.get("payload"),
             ext=record.get("ext"),
             due=int(record["due"]),
             attempt=int(record["attempt"]),
+            seq=int(record["seq"]),
+            log=self.welcome.log,
         )
 
     def _end_of(self, conn: int, reason: str, record: RecordMap) -> End | None:

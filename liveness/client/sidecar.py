@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, overload
 
+from anyio.lowlevel import checkpoint
+
 from liveness.client.background import refuse_after_fork
 from liveness.client.dialer import socket_at
 from liveness.client.event_loop import loop_call_soon, loop_clock
-from liveness.client.fired_timer import Timer
-from liveness.client.inbox import End
-from liveness.client.iterators import EndIterator, LinkIterator, TimerIterator
+from liveness.client.inbox import Arrival, End
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import LinkState, ReconnectingLink
 from liveness.client.task_runner import F, TaskRunner, is_async, running
@@ -40,7 +40,7 @@ class Stats(NamedTuple):
     ignored: int  # reports about connections that were not open
     duplicates: int  # records that arrived again
     refused: int  # frames that the sidecar refused
-    waiting: int  # timers that have fired, and that no task or loop has taken yet
+    waiting: int  # timers that have fired, and that no task has taken yet
     unkept: int  # timers and answers dropped for lack of room; such timers come again
     refusals: int  # links that the sidecar refused, or ended with an error
     replacements: int  # how often another process has taken this gateway's name
@@ -257,7 +257,7 @@ class Sidecar(SidecarCalls):
 
     # --- records --------------------------------------------------------------------
 
-    def ended(self) -> LinkIterator[End]:
+    def ended(self) -> "Ends":
         """Iterate, without end, over the open connections that have to be closed.
 
         Close each without waiting, as by asyncio's `writer.transport.abort()`: its user may
@@ -266,18 +266,9 @@ class Sidecar(SidecarCalls):
         An end is acknowledged when the loop asks for the next one. If the loop stops
         before, the next loop gets that end again; the next process gets it only if it
         is not `fresh`. Between two loops, ends wait, and no record behind them is
-        acknowledged: if there will be no other loop, call `aclose` on the iterator.
-        Loops that run at the same time share the ends.
+        acknowledged. Loops that run at the same time share the ends.
         """
-        return EndIterator(self._link)
-
-    def timers(self) -> LinkIterator[Timer]:
-        """Iterate, without end, over the timers that fire and have no task.
-
-        Answer each with `done` or `fail`; without an answer it fires again. Loops that
-        run at the same time share the timers: each goes to one loop.
-        """
-        return TimerIterator(self._link)
+        return Ends(self._link)
 
     async def connected(self) -> None:
         """Wait until there is a link, however long the sidecar is away or refuses."""
@@ -309,6 +300,34 @@ class Sidecar(SidecarCalls):
             ReportError: Timers were asked for, and the sidecar has no room.
         """
         await self._link.flush()
+
+
+class Ends(AsyncIterator[End]):
+    """An endless `async for` over ends, for one loop at a time; from `Sidecar.ended`."""
+
+    def __init__(self, link: ReconnectingLink) -> None:
+        self._link = link
+        self._current: Arrival | None = None
+
+    async def __anext__(self) -> End:
+        """Wait for the next end; the iteration ends when `connect` was left."""
+        await checkpoint()
+        while True:
+            with self._link.lock:
+                if (end := self.take()) is not None:
+                    return end
+                if self._link.is_closed:
+                    raise StopAsyncIteration
+            await self._link.changed.wait()
+
+    def take(self) -> End | None:
+        """Finish the last end; return the next one if it is here. Needs the lock."""
+        inbox = self._link.client.inbox
+        if self._current is not None:
+            inbox.finish(self._current)
+            self._link.write_soon()  # its ack
+        self._current = inbox.take(self)
+        return None if self._current is None else self._current.end
 
 
 @asynccontextmanager

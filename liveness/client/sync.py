@@ -13,9 +13,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from liveness.client.background import Threaded, background_loop, waits
-from liveness.client.fired_timer import Timer
 from liveness.client.inbox import End
-from liveness.client.iterators import LinkIterator
 from liveness.client.reconnecting_link import LinkState
 from liveness.client.sidecar import Sidecar, SidecarCalls, client_of, connect
 from liveness.client.task_runner import F, is_async
@@ -74,13 +72,20 @@ class SyncSidecar(SidecarCalls, Threaded):
         with self._lock:
             SidecarCalls.message(self, uid, conn=conn)
 
-    def timers(self) -> Iterator[Timer]:
-        """Iterate over the timers that fire and have no task; see `Sidecar.timers`."""
-        return self._iterate(self._sidecar.timers())
-
     def ended(self) -> Iterator[End]:
         """Iterate over open connections that have to be closed; see `Sidecar.ended`."""
-        return self._iterate(self._sidecar.ended())
+        ends = self._sidecar.ended()
+        while True:
+            with self._lock:
+                end = ends.take()
+            # Ask the background thread only to wait for it.
+            if end is None:
+                try:
+                    end = self._wait(ends.__anext__)
+                except (StopAsyncIteration, anyio.ClosedResourceError):
+                    self._check()
+                    return
+            yield end
 
     def _add_task(self, function: F, prefix: str, at_once: int) -> F:
         if is_async(function):
@@ -106,18 +111,6 @@ class SyncSidecar(SidecarCalls, Threaded):
         except anyio.ClosedResourceError:
             self._check()
             raise
-
-    def _iterate(self, items: LinkIterator[T]) -> Iterator[T]:
-        while True:
-            with self._lock:
-                item = items.take()
-            # Ask the background thread only to wait for it.
-            if item is None and not self._link.is_closed:
-                item = self._wait(items.next_item)
-            if item is None:
-                self._check()
-                return
-            yield item
 
 
 @contextmanager

@@ -12,9 +12,8 @@ import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
 from liveness.client.dialer import logger
-from liveness.client.fired_timer import Timer
 from liveness.client.reconnecting_link import LinkState, ReconnectingLink
-from liveness.client.tasks import Attempt, AttemptQueue
+from liveness.client.tasks import AttemptQueue, Timer
 from liveness.errors import ReportError, TaskFailed
 
 F = TypeVar("F", bound=Callable[[Timer], object])
@@ -61,24 +60,24 @@ class TaskRunner:
         if self.workers is None:
             return
         for queue in self._client.tasks.queues:
-            while (attempt := self._next_attempt(queue)) is not None:
+            while (timer := self._next_of(queue)) is not None:
                 self._busy += 1
-                self.workers.start_soon(self._work, queue, attempt)
+                self.workers.start_soon(self._work, queue, timer)
 
-    def _next_attempt(self, queue: AttemptQueue) -> Attempt | None:
+    def _next_of(self, queue: AttemptQueue) -> Timer | None:
         with self._link.lock:
             return None if self.is_stopping else queue.take()
 
-    async def _work(self, queue: AttemptQueue, attempt: Attempt | None) -> None:
+    async def _work(self, queue: AttemptQueue, timer: Timer | None) -> None:
         try:
-            while attempt is not None:
+            while timer is not None:
                 try:
-                    await self._call(queue.function, Timer(self._link, attempt))
+                    await self._call(queue.function, timer)
                 finally:
                     with self._link.lock:
-                        queue.ended(attempt)
+                        queue.ended(timer)
                 await checkpoint()  # the task may have no checkpoint
-                attempt = self._next_attempt(queue)
+                timer = self._next_of(queue)
         finally:
             self._busy -= 1
             if not self._busy:
@@ -98,17 +97,26 @@ class TaskRunner:
                     abandon_on_cancel=True,  # when the gateway stops
                     limiter=anyio.CapacityLimiter(1),  # the task's queue is the limit
                 )
-            timer.done(returned if isinstance(returned, str) else None)
+            with self._link.lock:
+                self._client.done(
+                    timer, returned if isinstance(returned, str) else None
+                )
         except TaskFailed as failure:
             self._log(timer, f"failed: {failure}")
-            timer.fail(str(failure), final=failure.final)
+            self._fail(timer, str(failure), final=failure.final)
         except Exception as error:
             self._log(timer, "failed", error)
-            timer.fail("".join(format_exception_only(error)).strip())
+            self._fail(timer, "".join(format_exception_only(error)).strip())
         except BaseException:  # it was cancelled, or the program ends
             self._log(timer, "was cut short: its gateway stops")
-            timer.fail("its gateway stopped meanwhile")
+            self._fail(timer, "its gateway stopped meanwhile")
             raise
+        finally:
+            self._link.write_soon()
+
+    def _fail(self, timer: Timer, message: str, *, final: bool = False) -> None:
+        with self._link.lock:
+            self._client.fail(timer, message, final=final)
 
     async def _call_async(self, function: Any, timer: Timer) -> object:
         assert self._client.welcome is not None  # no timer fires before it

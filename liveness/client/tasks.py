@@ -1,7 +1,7 @@
-"""Timers that have fired, until a task or a reader takes them.
+"""Timers that have fired, until a task takes them.
 
 Each firing of a timer is an *attempt*. It waits in the queue of the task with the longest
-matching prefix of its key. Attempts without a task wait for a reader of `timers()`. Each
+matching prefix of its key. Attempts without a task wait for one that is added later. Each
 task has its own queue with its own bound, so a hanging task delays no other.
 
 Attempts are acknowledged when they arrive: an ack covers all records before it, so a slow
@@ -25,40 +25,42 @@ DEFAULT_AT_ONCE: Final = 10
 MAX_AT_ONCE: Final = 10_000
 
 
-class Attempt(NamedTuple):
-    """One firing of a timer, from its record."""
+class Timer(NamedTuple):
+    """A timer that has fired, as a task gets it: one attempt of it.
 
-    log: str
-    seq: int
+    Attributes:
+        key: As given to `after`; so are `payload` and `ext`, None if there was none.
+        due: When this attempt was due, in Unix milliseconds.
+        attempt: The number of this attempt, from 1.
+        seq: The number of its record, in the log of this id, `log`.
+    """
+
     key: str
     payload: str | None
     ext: str | None
-    due: int  # ms
-    attempt: int  # from 1
+    due: int
+    attempt: int
+    seq: int
+    log: str
 
 
 class AttemptQueue:
     """The attempts whose key begins with *prefix*; only the newest for each key.
 
-    Args:
-        at_once: How many may run at the same time; None: nobody says when one has ended.
-        function: The task.
+    At most *at_once* run at the same time.
     """
 
     def __init__(
-        self,
-        prefix: str = "",
-        at_once: int | None = None,
-        function: Callable[[Any], Any] | None = None,
+        self, prefix: str, at_once: int, function: Callable[[Timer], Any] | None
     ) -> None:
         self.prefix = prefix
         self.function = function
         self._at_once = at_once
         # An OrderedDict, as popping the front of a plain dict gets slower each time.
-        self._waiting: OrderedDict[str, Attempt] = OrderedDict()
-        self._running: dict[str, Attempt | None] = {}  # by key: the attempt to run next
+        self._waiting: OrderedDict[str, Timer] = OrderedDict()
+        self._running: dict[str, Timer | None] = {}  # by key: the attempt to run next
 
-    def add(self, attempt: Attempt) -> bool:
+    def add(self, attempt: Timer) -> bool:
         """Add an attempt; if its key is running, it waits until that has ended.
 
         Returns:
@@ -73,17 +75,15 @@ class AttemptQueue:
             self._waiting[key] = attempt
         return True
 
-    def take(self) -> Attempt | None:
+    def take(self) -> Timer | None:
         """Take the first attempt if one more may run; call `ended` after it has run."""
-        is_limited = self._at_once is not None
-        if not self._waiting or (is_limited and len(self._running) == self._at_once):
+        if not self._waiting or len(self._running) == self._at_once:
             return None
         attempt = self._waiting.popitem(last=False)[1]
-        if is_limited:
-            self._running[attempt.key] = None
+        self._running[attempt.key] = None
         return attempt
 
-    def ended(self, attempt: Attempt) -> None:
+    def ended(self, attempt: Timer) -> None:
         following = self._running.pop(attempt.key)
         if following is not None:
             self._waiting[attempt.key] = following
@@ -97,7 +97,7 @@ class AttemptQueue:
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __iter__(self) -> Iterator[Attempt]:
+    def __iter__(self) -> Iterator[Timer]:
         yield from self._waiting.values()
         yield from filter(None, self._running.values())
 
@@ -106,8 +106,7 @@ class TaskQueues:
     """The queues of all tasks, and one for attempts that belong to no task."""
 
     def __init__(self) -> None:
-        self.unclaimed = AttemptQueue()
-        self.has_reader = False  # whether attempts without a task were ever read
+        self.unclaimed = AttemptQueue("", 0, None)
         self.dropped = 0  # attempts for which there was no room
         self.queues: list[AttemptQueue] = []  # the longest prefix first
         self._is_unclaimed_logged = False
@@ -116,7 +115,7 @@ class TaskQueues:
         self,
         prefix: str,
         at_once: int,
-        function: Callable[[Any], Any] | None = None,
+        function: Callable[[Timer], Any] | None = None,
     ) -> AttemptQueue:
         """Add the queue of a task, and move waiting attempts that belong to it.
 
@@ -144,25 +143,20 @@ class TaskQueues:
             queue.add(attempt)
         return queue
 
-    def add(self, attempt: Attempt) -> str | None:
+    def add(self, attempt: Timer) -> str | None:
         """Add an attempt to its queue; return what to log, if anything."""
         queue = self._queue_of(attempt.key)
         if not queue.add(attempt):
             self.dropped += 1
-            consumer = "a reader of timers()"
-            if queue is not self.unclaimed:
-                consumer = f"the task {queue.prefix!r}"
             return (
-                f"{MAX_WAITING} timers wait for {consumer}, and further ones are dropped; "
-                "the sidecar fires those again after the run timeout"
+                f"{MAX_WAITING} timers wait for the task {queue.prefix!r}, and further ones "
+                "are dropped; the sidecar fires those again after the run timeout"
             )
-        if queue is self.unclaimed and not (
-            self.has_reader or self._is_unclaimed_logged
-        ):
+        if queue is self.unclaimed and not self._is_unclaimed_logged:
             self._is_unclaimed_logged = True
             return (
-                f"the timer {attempt.key!r} has fired, and there is no task for it and no "
-                "loop over timers(); such timers fire again a few times and then fail"
+                f"the timer {attempt.key!r} has fired, and there is no task for it; such "
+                "timers fire again a few times and then fail"
             )
         return None
 

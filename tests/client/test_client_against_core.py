@@ -427,6 +427,10 @@ class Flush(NamedTuple):
     open: set[int]
 
 
+class Loop:
+    """One that reads ends; it has left when it is collected."""
+
+
 class Process:
     """One process of a gateway: the client, its link, and a program that uses it."""
 
@@ -449,6 +453,7 @@ class Process:
         self.open: dict[Key, Conn] = {}
         self.closed: deque[tuple[str, int]] = deque(maxlen=5)
         self.current: Arrival | None = None  # taken by its loop, and not finished
+        self.loop = Loop()
         self.reports_ends = False  # whether it reports a logout for them
         self.owed: dict[tuple[str, int], Key] = {}  # ends, by log and seq
         self.in_hand: tuple[str, int] | None = None
@@ -540,7 +545,7 @@ class Process:
             inbox = self.client.inbox
             if self.current is not None:
                 inbox.finish(self.current)
-            self.current = inbox.take()
+            self.current = inbox.take(self.loop)
             if self.current is None:
                 return
             end = self.current.end
@@ -568,7 +573,7 @@ class Process:
         if current is None:
             return
         assert self.in_hand is not None
-        inbox.abandoned.append(current)
+        self.loop = Loop()
         if not current.is_withdrawn and current in inbox.unfinished.values():
             self.dropped.add((str(current.end.uid), current.end.conn))
         else:  # its logout was reported meanwhile, and is as good

@@ -11,7 +11,7 @@ from liveness.client.dialer import REMEDIES, LinkLost, check_frame
 from liveness.client.inbox import Arrival, End
 from liveness.client.protocol import PING_S, Client
 from liveness.client.sidecar_frames import welcome_of
-from liveness.client.tasks import Attempt
+from liveness.client.tasks import MAX_AT_ONCE, Timer
 from liveness.client.timer_requests import MAX_REQUESTS_PER_WRITE
 from liveness.core.records import HostTime, Uid
 from liveness.core.sessions.clearance import LEAST_LATE_S
@@ -163,7 +163,7 @@ class Loop:
     def next(self) -> Arrival | None:
         if self._current is not None:
             self._inbox.finish(self._current)
-        self._current = self._inbox.take()
+        self._current = self._inbox.take(self)
         return self._current
 
 
@@ -755,11 +755,16 @@ def after(client: Client, key: str, seconds: float = 60.0, **options: Any) -> No
     client.after(key, seconds, **(known | options))
 
 
-def fired(client: Client, *records: dict[str, Any]) -> list[Attempt]:
-    """Have these records arrive, and take them as every reader would."""
-    client.tasks.has_reader = True
+def fired(client: Client, *records: dict[str, Any]) -> list[Timer]:
+    """Have these records arrive, and take them as a task would."""
+    if not client.tasks.queues:
+        client.tasks.add_task("", MAX_AT_ONCE)
+    (queue,) = client.tasks.queues
     notify(client, *records)
-    return list(iter(client.tasks.unclaimed.take, None))
+    taken = list(iter(queue.take, None))
+    for timer in taken:
+        queue.ended(timer)
+    return taken
 
 
 def test_a_timer_is_urgent_and_counts_until_its_pong() -> None:
@@ -798,13 +803,13 @@ def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:
     assert not client.reports.has_backlog
 
 
-def test_a_fired_timer_goes_to_its_reader_and_is_acknowledged_at_once() -> None:
+def test_a_fired_timer_goes_to_its_task_and_is_acknowledged_at_once() -> None:
     client = with_timers()
     (bare, full) = fired(
         client, timer(4, "a"), timer(5, "b", payload="p", ext="e", attempt=3)
     )
-    assert bare == Attempt("one", 4, "a", None, None, 7, 1)
-    assert full == Attempt("one", 5, "b", "p", "e", 7, 3)
+    assert bare == Timer("a", None, None, 7, 1, 4, "one")
+    assert full == Timer("b", "p", "e", 7, 3, 5, "one")
     assert written(client) == [("ack", 5)]
 
 
@@ -821,7 +826,7 @@ def test_unread_ends_hold_up_no_timer() -> None:
     assert client.inbox.finished == 2
 
 
-def test_timers_without_a_reader_hold_up_no_ack_and_are_remarked_on() -> None:
+def test_timers_without_a_task_hold_up_no_ack_and_are_remarked_on() -> None:
     client = with_timers()
     remark = take(client, ("notices", (timer(1, "a:1"), timer(2, "a:2"))))
     assert remark is not None
@@ -848,14 +853,13 @@ def test_a_timer_record_without_a_required_field_is_a_wire_error(missing: str) -
 
 def test_a_timer_that_waits_is_not_started_once_it_is_cancelled_or_replaced() -> None:
     client = with_timers()
-    client.tasks.has_reader = True
     records = [timer(n, key, ext="e") for n, key in enumerate("abcd", 1)]
-    notify(client, *records, timer(5, "f"))
+    take(client, ("notices", (*records, timer(5, "f"))))
     client.cancel("a", None)
     after(client, "b")
     assert client.tasks.waiting == 3
     client.cancel(None, "e")
-    assert [run.key for run in iter(client.tasks.unclaimed.take, None)] == ["f"]
+    assert [run.key for run in client.tasks.unclaimed] == ["f"]
 
 
 def test_an_answer_names_its_record_and_is_dropped_after_a_new_log() -> None:

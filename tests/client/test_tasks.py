@@ -4,16 +4,16 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.client.tasks import MAX_AT_ONCE, Attempt, TaskQueues
+from liveness.client.tasks import MAX_AT_ONCE, TaskQueues, Timer
 from liveness.errors import ReportError
 
 MANY: Final = 100
 
 
-def attempt(seq: int, key: str, **options: Any) -> Attempt:
+def attempt(seq: int, key: str, **options: Any) -> Timer:
     known: dict[str, Any] = {"log": "one", "payload": None, "ext": None}
     known |= {"due": 0, "attempt": 1}
-    return Attempt(seq=seq, key=key, **(known | options))
+    return Timer(seq=seq, key=key, **(known | options))
 
 
 def taken(queue: Any) -> list[int]:
@@ -24,6 +24,11 @@ def taken(queue: Any) -> list[int]:
     return seqs
 
 
+def waiting(tasks: TaskQueues) -> list[int]:
+    """The records of the runs without a task."""
+    return [one.seq for one in tasks.unclaimed]
+
+
 def add(tasks: TaskQueues, *keys: str, first: int = 1) -> None:
     for seq, key in enumerate(keys, first):
         tasks.add(attempt(seq, key))
@@ -32,18 +37,18 @@ def add(tasks: TaskQueues, *keys: str, first: int = 1) -> None:
 # --- whose a run is ------------------------------------------------------------------
 
 
-def test_the_longest_prefix_wins_and_other_timers_go_to_the_reader() -> None:
+def test_the_longest_prefix_wins_and_others_wait() -> None:
     tasks = TaskQueues()
     orders, big = tasks.add_task("order:", MANY), tasks.add_task("order:big:", MANY)
     add(tasks, "order:1", "order:big:1", "remind", "order:", "order")
-    assert (taken(orders), taken(big), taken(tasks.unclaimed)) == ([1, 4], [2], [3, 5])
+    assert (taken(orders), taken(big), waiting(tasks)) == ([1, 4], [2], [3, 5])
 
 
 def test_a_task_without_a_prefix_takes_timers_that_no_other_takes() -> None:
     tasks = TaskQueues()
     every, orders = tasks.add_task("", MANY), tasks.add_task("order:", MANY)
     add(tasks, "a", "order:1")
-    assert (taken(every), taken(orders), taken(tasks.unclaimed)) == ([1], [2], [])
+    assert (taken(every), taken(orders), waiting(tasks)) == ([1], [2], [])
 
 
 def test_timers_that_came_before_their_task_go_to_it_in_order() -> None:
@@ -118,7 +123,7 @@ def test_a_key_that_is_forgotten_is_not_started() -> None:
     add(tasks, "order:1", "a", "order:2")
     for key in ("order:1", "a", "unknown"):
         tasks.forget(key)
-    assert (taken(queue), taken(tasks.unclaimed)) == ([3], [])
+    assert (taken(queue), waiting(tasks)) == ([3], [])
 
 
 def test_timers_of_a_forgotten_ext_are_not_started() -> None:
@@ -127,7 +132,7 @@ def test_timers_of_a_forgotten_ext_are_not_started() -> None:
     for seq, key in enumerate(["order:1", "a", "order:2", "b"], 1):
         tasks.add(attempt(seq, key, ext="ada" if seq <= 2 else "bob"))
     tasks.forget_ext("ada")
-    assert (taken(queue), taken(tasks.unclaimed)) == ([3], [4])
+    assert (taken(queue), waiting(tasks)) == ([3], [4])
 
 
 def test_a_run_under_way_goes_on_when_its_key_is_forgotten() -> None:
@@ -176,9 +181,7 @@ def test_timers_without_a_task_are_remarked_on_once() -> None:
     assert "'a:1' has fired, and there is no task for it" in remarks[0]
 
 
-def test_there_is_no_remark_if_a_reader_or_a_task_takes_the_timer() -> None:
+def test_there_is_no_remark_if_a_task_takes_the_timer() -> None:
     tasks = TaskQueues()
     tasks.add_task("a", 1)
     assert tasks.add(attempt(1, "a")) is None
-    tasks.has_reader = True
-    assert tasks.add(attempt(2, "b")) is None

@@ -140,55 +140,11 @@ async def test_a_bad_argument_raises_at_the_call_and_nothing_is_sent(
     assert sidecar.stats().pending == 0
 
 
-# --- reading -------------------------------------------------------------------------
+# --- tasks ---------------------------------------------------------------------------
 
 
-def test_timers_are_read_acknowledged_as_they_come_and_answered(run: Run) -> None:
-    async def main(peer: Peer) -> None:
-        async with linking(peer) as (sidecar, link):
-            timers = sidecar.timers()
-            await link.fire(
-                timer(1, "a", payload="p", ext="e", attempt=2), timer(2, "b")
-            )
-            await link.acks(2)
-            one, other = await anext(timers), await anext(timers)
-            assert (one.key, one.payload, one.ext) == ("a", "p", "e")
-            assert (one.due, one.attempt, one.seq) == (1_000, 2, 1)
-            assert (other.key, other.payload, other.ext) == ("b", None, None)
-            assert repr(one) == "<Timer 'a', attempt 2, seq 1>"
-            one.done("sent")
-            one.fail("too late to say so")
-            other.fail("broken", final=True)
-            assert await answers(link, 2) == [
-                ("done", "a", "sent", {"seq": 1}),
-                ("fail", "b", "broken", {"seq": 2, "final": True}),
-            ]
-
-    run(main)
-
-
-async def test_loops_share_the_timers_and_none_is_lost_between_two_loops(
-    linked: Linked,
-) -> None:
-    sidecar, link = linked
-    first, second = sidecar.timers(), sidecar.timers()
-    await link.fire(*(timer(seq, f"k{seq}") for seq in range(1, 4)))
-    assert (await anext(first)).seq == 1
-    assert (await anext(second)).seq == 2
-    await first.aclose()
-    assert [one async for one in first] == []
-    async for one in sidecar.timers():
-        assert one.seq == 3
-        break
-
-
-async def test_leaving_ends_the_loops(peer: Peer) -> None:
-    async with anyio.create_task_group() as tasks, linking(peer) as (sidecar, _):
-
-        async def read() -> None:
-            assert [timer async for timer in sidecar.timers()] == []
-
-        tasks.start_soon(read)
+async def nothing(_timer: liveness.Timer) -> None:
+    """An async task with nothing to say."""
 
 
 async def test_an_answer_is_sent_again_until_a_pong_covers_it(
@@ -196,20 +152,13 @@ async def test_an_answer_is_sent_again_until_a_pong_covers_it(
 ) -> None:
     sidecar, link = linked
     link.is_answering = False
+    sidecar.task(nothing)
     await link.fire(timer(1, "a"))
-    (await anext(sidecar.timers())).done()
     told = await answers(link, 1)
     await link.close()
     again = await peer.link()
     assert await answers(again, 1) == told == [("done", "a", None, {"seq": 1})]
     await again.close()
-
-
-# --- tasks ---------------------------------------------------------------------------
-
-
-async def nothing(_timer: liveness.Timer) -> None:
-    """An async task with nothing to say."""
 
 
 class Called:
@@ -224,8 +173,11 @@ WORKS: Final[list[tuple[Callable[[liveness.Timer], Any], str | None]]] = [
     (Called(), "by an object"),
     (functools.partial(nothing), None),
     (lambda one: one.payload, "p"),
+    (
+        lambda one: f"{one.key} {one.ext} {one.due} {one.attempt} {one.seq}",
+        "a e 1000 2 1",
+    ),
     (lambda _one: 7, None),  # its work is done all the same
-    (lambda one: one.done("by itself"), "by itself"),
 ]
 
 
@@ -235,7 +187,7 @@ async def test_the_return_value_of_a_task_is_the_message_of_done(
 ) -> None:
     sidecar, link = linked
     assert sidecar.task(work) is work
-    await link.fire(timer(1, "a", payload="p"))
+    await link.fire(timer(1, "a", payload="p", ext="e", attempt=2))
     assert await answers(link, 1) == [("done", "a", message, {"seq": 1})]
 
 
@@ -418,16 +370,16 @@ def test_a_plain_task_that_takes_too_long_keeps_its_place_and_its_result_counts(
     run(main)
 
 
-async def test_timers_are_asked_for_and_answered_in_the_thread_of_a_plain_task(
+async def test_timers_are_asked_for_in_the_thread_of_a_plain_task(
     linked: Linked,
 ) -> None:
     sidecar, link = linked
 
     @sidecar.task
-    def again(one: liveness.Timer) -> None:
+    def again(one: liveness.Timer) -> str:
         sidecar.after(one.key, 60, one.payload)
         sidecar.cancel("other")
-        one.done("in a thread")
+        return "in a thread"
 
     await link.fire(timer(1, "a", payload="p"))
     frames = [await link.next("after", "cancel", "done") for _ in range(3)]
@@ -577,7 +529,7 @@ def played(tmp_path: Path) -> Iterator[tuple[Peer, Callable[..., Any]]]:
         yield peer, portal.call
 
 
-def test_threads_ask_for_timers_and_read_and_answer_them(tmp_path: Path) -> None:
+def test_threads_ask_for_timers(tmp_path: Path) -> None:
     with (
         played(tmp_path) as (peer, call),
         liveness.connect_sync(peer.path, name="gw-1") as sidecar,
@@ -589,14 +541,6 @@ def test_threads_ask_for_timers_and_read_and_answer_them(tmp_path: Path) -> None
         assert call(link.next, "cancel") == ["cancel", {"key": "b"}]
         with pytest.raises(liveness.ReportError):
             sidecar.after("a", 0)
-        timers = sidecar.timers()
-        call(link.fire, timer(1, "a"), timer(2, "b"))
-        next(timers).done("well")
-        next(timers).fail("badly")
-        assert call(answers, link, 2) == [
-            ("done", "a", "well", {"seq": 1}),
-            ("fail", "b", "badly", {"seq": 2}),
-        ]
 
 
 def test_tasks_run_in_threads_and_may_ask_for_timers_themselves(tmp_path: Path) -> None:
