@@ -86,8 +86,8 @@ class WireError(LivenessError):
 class Refused(LivenessError):
     """The sidecar refused this gateway, and would do so again. An operator has to act.
 
-    Comes out of `connect` with `strict=True` only. Without that the refusal is logged, the
-    gateway goes on, and the library tries again until the sidecar accepts.
+    Comes out of a `watch` with `strict=True`. Of a gateway it is logged, and the library
+    tries again until the sidecar accepts.
 
     `code` says why (`proto/README.md`, "Errors").
     """
@@ -103,8 +103,8 @@ class Replaced(Refused):
     This one does not reconnect by itself: the two would replace each other for ever. Give
     each gateway a name of its own.
 
-    Comes out of `connect` with `strict=True` only. Without that it is logged, and
-    `Sidecar.resume` takes the name over again. `pid` is the other process, in the numbers
+    Comes out of a `watch`. Of a gateway it is logged, and `Sidecar.resume` takes the name
+    over again. `pid` is the other process, in the numbers
     of the sidecar's host; None if the sidecar does not know it.
     """
 

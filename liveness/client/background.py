@@ -84,11 +84,10 @@ class ThreadedWatch(Threaded, Generic[T]):
 
     def batches(self) -> Iterator[T]:
         """Iterate over lists of those that have arrived; see `batches` of the watch."""
-        batches = self._target.batches()
         while True:
             with self._lock:
                 try:
-                    batch: T = self._next(batches.__anext__)
+                    batch: T = self._next(self._target._next_batch)
                 except StopIteration:
                     return
             yield batch

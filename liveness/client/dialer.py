@@ -166,8 +166,8 @@ class Dialer:
         path: The sidecar's socket.
         name: As in the hellos, and for the log.
         is_gateway: Whether the links are those of a gateway.
-        strict: Whether to raise refusals that only an operator can end; for a reader also
-            all errors before the first link, and later a peer that is no sidecar.
+        strict: Whether to raise, of a reader, all errors before the first link; later
+            refusals that only an operator can end, and a peer that is no sidecar.
         report_line: Called with each line for a person, in place of the logger.
         pause_between: Chooses each pause.
     """
@@ -190,7 +190,7 @@ class Dialer:
         self._report_line = report_line
         self._pause_between = pause_between
         self._pause_s = 0.0
-        self._needs_link = strict and not is_gateway  # until there was one
+        self._needs_link = strict  # until there was one
         self._linked_at = inf  # infinity without a link
         self._logged = ""
 
@@ -246,8 +246,8 @@ class Dialer:
             self.say(f"{error}; {rest}", logging.ERROR)
             raise error
         remedy = remedy_of(error)
-        is_other = isinstance(error, WireError) and not self._is_gateway
-        if self._needs_link or (self._is_strict and (remedy or is_other)):
+        is_final = remedy is not None or isinstance(error, WireError)
+        if self._needs_link or (self._is_strict and is_final):
             raise error
         self._pause_s = self._pause_between(*self._pause_after(error))
         if remedy is None:

@@ -5,9 +5,11 @@ While a link lasts, a second task writes the frames of the `Client`: activity is
 for up to `flush`, and everything else is written soon after it was reported.
 """
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import StrEnum
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Final
 
 import anyio
@@ -25,6 +27,35 @@ GATHER_S: Final = 0.02
 # of the event loop.
 FLUSH_SHARE: Final = 0.9
 LEAST_FLUSH_S: Final = 0.01
+
+
+def loop_call_soon() -> Callable[[Callable[[], object]], None]:
+    """Return a function that has this event loop call another; for use in any thread."""
+    own_thread = get_ident()
+    trio = sys.modules.get("trio")
+    soon: Callable[[Callable[[], object]], object]
+    if trio is not None and trio.lowlevel.in_trio_run():
+        soon = trio.lowlevel.current_trio_token().run_sync_soon
+    else:
+        soon = sys.modules["asyncio"].get_running_loop().call_soon_threadsafe
+
+    def call_soon(function: Callable[[], object]) -> None:
+        if get_ident() == own_thread:
+            function()
+            return
+        with suppress(RuntimeError):  # the loop has ended, and the link with it
+            soon(function)
+
+    return call_soon
+
+
+def loop_clock() -> Callable[[], float]:
+    """The event loop's own clock. One call is cheaper than `anyio.current_time`."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
+        return clock
+    return sys.modules["asyncio"].get_running_loop().time  # type: ignore[no-any-return]
 
 
 class LinkState(StrEnum):
@@ -49,33 +80,26 @@ class ReconnectingLink:
         client: Client,
         path: str,
         *,
-        clock: Callable[[], float],
-        call_soon: Callable[[Callable[[], object]], None],
-        strict: bool = False,
         on_state: Callable[[LinkState], object] | None = None,
     ) -> None:
         self.client = client
         # Hold it to use the client, except for reports of connections, which only one
         # thread makes; see `SyncSidecar`.
         self.lock = Lock()
-        self.clock = clock
-        self.call_soon = (
-            call_soon  # has the event loop call a function; from any thread
-        )
+        self.clock = loop_clock()
+        self.call_soon = loop_call_soon()
         # Set, and replaced, when frames were read, the state has changed or at `close`.
         self.changed = anyio.Event()
         self.state = LinkState.CONNECTING
         self.refusals = 0
         self.replacements = 0
-        self.error: Refused | None = None  # if strict: why the link has ended for good
         self.is_closed = False
-        self._dialer = Dialer(path, client.name, is_gateway=True, strict=strict)
+        self._dialer = Dialer(path, client.name, is_gateway=True)
         self._scope = anyio.CancelScope(shield=True)
         self._is_write_requested = False  # requested, and not begun
         self._write_event = anyio.Event()
-        self._is_strict = strict
         self._on_state = on_state
-        self._replaced: Refused | None = None  # the latest
+        self._replaced: Replaced | None = None  # the latest
         self._resumed = anyio.Event()
 
     def write_soon(self) -> None:
@@ -149,8 +173,6 @@ class ReconnectingLink:
                 except (OSError, LivenessError) as error:
                     await self._ended(error)
                 except Exception as error:
-                    if self._is_strict:
-                        raise
                     # A bug of this library must not end the service that it watches.
                     logger.exception("%s: a fault of this library", self.client.name)
                     await self._ended(error)
@@ -212,15 +234,12 @@ class ReconnectingLink:
             self.client.link_lost()
         try:
             self._dialer.ended(error)
-        except Refused as refused:
-            if self._is_strict:
-                self.error = refused
-                raise
-            await self._wait_for_resume(refused)
+        except Replaced as replaced:
+            await self._wait_for_resume(replaced)
         else:
             self._set_state(LinkState.REFUSED if is_final else self._state_without_link)
 
-    async def _wait_for_resume(self, replaced: Refused) -> None:
+    async def _wait_for_resume(self, replaced: Replaced) -> None:
         """Stay without a link, since another process has the name, until `resume`."""
         self._replaced, self._resumed = replaced, anyio.Event()
         self._set_state(LinkState.REPLACED)

@@ -16,7 +16,6 @@ from anyio.lowlevel import checkpoint
 
 from liveness.client.background import refuse_after_fork
 from liveness.client.dialer import socket_at
-from liveness.client.event_loop import loop_call_soon, loop_clock
 from liveness.client.inbox import Arrival, End
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import LinkState, ReconnectingLink
@@ -161,7 +160,6 @@ class SidecarCalls:
             ReportError: An argument is invalid, or too many requests wait for the sidecar's
                 disk. Nothing was taken.
         """
-        self._check()
         with self._lock:
             self._client.after(key, seconds, payload, ext, self._clock())
         self._link.write_soon()
@@ -174,7 +172,6 @@ class SidecarCalls:
         Raises:
             ReportError: As `after`; or both were given, or neither.
         """
-        self._check()
         with self._lock:
             self._client.cancel(key, ext)
         self._link.write_soon()
@@ -209,9 +206,6 @@ class SidecarCalls:
 
     def _add_task(self, function: F, prefix: str, at_once: int) -> F:
         return self._tasks.add(function, prefix, at_once)
-
-    def _check(self) -> None:
-        pass
 
     # --- the link -------------------------------------------------------------------
 
@@ -337,16 +331,14 @@ async def connect(
     name: str,
     timeout: float | None = None,  # noqa: ASYNC109 - of users, not of this function
     fresh: bool | None = None,
-    strict: bool = False,
     on_state: Callable[[LinkState], object] | None = None,
 ) -> AsyncIterator["Sidecar"]:
     """Keep a link to the sidecar; collect reports while there is none.
 
     It does not wait for the sidecar: a gateway can serve without it. Nothing that happens
-    to the link ends the body, unless it is `strict`. When the context is
-    left, running tasks have a second to end, and are then cancelled. The last reports are
-    still written, for at most a second; later reports are lost. The logger
-    "liveness.client" logs what happens to the link.
+    to the link ends the body. When the context is left, running tasks have a second to end,
+    and are then cancelled. The last reports are still written, for at most a second; later
+    reports are lost. The logger "liveness.client" logs what happens to the link.
 
     Args:
         path: The sidecar's socket. None: where the command line looks for it too.
@@ -362,16 +354,11 @@ async def connect(
         fresh: Whether this process starts without connections, so that those of an
             earlier process are lost. None: yes, unless a login before the first link has
             an `age` that makes it older than this `connect`.
-        strict: Whether to raise `Replaced` and `Refused`, for programs that are nothing
-            without a sidecar. By default they are logged, and `Sidecar.state` says so.
         on_state: A plain function, called in the event loop with each new state of the
             link. What it raises is logged.
     Raises:
         ReportError: An argument is invalid. (It is a ValueError too.)
         ConfigError: Without a path: the settings do not say where the socket is.
-        Replaced: If `strict`: another process has taken this name. The body is cancelled.
-        Refused: If `strict`: the sidecar has refused this gateway for a reason that only
-            an operator can remove. The body is cancelled.
     """
     if on_state is not None and (not callable(on_state) or is_async(on_state)):
         raise ReportError(
@@ -380,9 +367,6 @@ async def connect(
     link = ReconnectingLink(
         client_of(name, timeout, fresh),
         socket_at(path),
-        clock=loop_clock(),
-        call_soon=loop_call_soon(),
-        strict=strict,
         on_state=on_state,
     )
     tasks = TaskRunner(link)

@@ -4,7 +4,7 @@ The caller's thread notes reports, under a lock; everything else runs in the oth
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -29,11 +29,10 @@ T = TypeVar("T")
 def locked(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The method that may be called from any thread, and raises what has ended the link."""
+    """The method that may be called from any thread."""
 
     @wraps(method)
     def call(sidecar: "SyncSidecar", /, *args: P.args, **options: P.kwargs) -> T:
-        sidecar._check()
         with sidecar._lock:
             return method(sidecar, *args, **options)
 
@@ -62,13 +61,11 @@ class SyncSidecar(SidecarCalls, Threaded):
     # Called for every message of a user: so without the cost of `locked`.
     def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
         """Report activity; see `Sidecar.keepalive`."""
-        self._check()
         with self._lock:
             SidecarCalls.keepalive(self, uid, conn=conn)
 
     def message(self, uid: Uid, *, conn: int | None = None) -> None:
         """Report a message; see `Sidecar.message`."""
-        self._check()
         with self._lock:
             SidecarCalls.message(self, uid, conn=conn)
 
@@ -83,7 +80,6 @@ class SyncSidecar(SidecarCalls, Threaded):
                 try:
                     end = self._wait(ends.__anext__)
                 except (StopAsyncIteration, anyio.ClosedResourceError):
-                    self._check()
                     return
             yield end
 
@@ -95,22 +91,9 @@ class SyncSidecar(SidecarCalls, Threaded):
             )
         return super()._add_task(function, prefix, at_once)
 
-    def _check(self) -> None:
-        """Raise the error that ended the link for good, if `strict`."""
-        if self._link.error is not None:
-            raise self._link.error.with_traceback(None)
-
     @property
     def _is_closed(self) -> bool:
         return self._link.is_closed
-
-    def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
-        self._check()
-        try:
-            return super()._wait(wait)
-        except anyio.ClosedResourceError:
-            self._check()
-            raise
 
 
 @contextmanager
@@ -120,7 +103,6 @@ def connect_sync(
     name: str,
     timeout: float | None = None,
     fresh: bool | None = None,
-    strict: bool = False,
     on_state: Callable[[LinkState], object] | None = None,
 ) -> Iterator[SyncSidecar]:
     """Like `connect`, for a program without an event loop: it runs one in a thread.
@@ -129,18 +111,9 @@ def connect_sync(
 
     Raises:
         ReportError: As `connect`.
-        Replaced: As `connect`, if `strict`; from each call, and when the context is left.
-        Refused: As `Replaced`.
     """
     client_of(name, timeout, fresh)  # raise before a thread is started
-    run = connect(
-        path,
-        name=name,
-        timeout=timeout,
-        fresh=fresh,
-        strict=strict,
-        on_state=on_state,
-    )
+    run = connect(path, name=name, timeout=timeout, fresh=fresh, on_state=on_state)
     with background_loop() as (portal, stack):
         sidecar = stack.enter_context(portal.wrap_async_context_manager(run))
         yield SyncSidecar(sidecar, portal)

@@ -165,7 +165,7 @@ async def _flush_rest(link: ReconnectingLink) -> None:
     client = link.client
     is_pending = link.is_urgent or client.reports.pending
     is_shut_out = link.state in (LinkState.REFUSED, LinkState.REPLACED)
-    if link.error is None and not is_shut_out and (is_pending or client.is_linked):
+    if not is_shut_out and (is_pending or client.is_linked):
         # The link was refused just now, or has no timers: both were logged.
         with suppress(anyio.ClosedResourceError, ReportError):
             await link.flush()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from liveness.client.inbox import Arrival, End, RecordMap
 from liveness.client.protocol import EMPTY_KEEPALIVE, Client
-from liveness.client.report_frames import AGE_STEP_S
+from liveness.client.reports import AGE_STEP_S
 from liveness.client.sidecar_frames import welcome_of
 from liveness.core.changes import Changes, Decisions
 from liveness.core.limits import Limits

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.client.report_frames import AGE_STEP_S
-from liveness.client.reports import MAX_CHANGES_PER_WRITE, Reports
+from liveness.client.reports import AGE_STEP_S, MAX_CHANGES_PER_WRITE, Reports
 from liveness.client.sidecar import client_of
 from liveness.core.records import Uid
 from liveness.core.wire.framing import decode

@@ -5,9 +5,8 @@ A whole server of threads is in docs/gateway.md, and runs in test_documents.py.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
 from typing import Any
 
 import anyio
@@ -127,58 +126,6 @@ def test_waiting_in_the_event_loops_own_thread_is_an_error_that_says_so(
         pytest.raises(RuntimeError, match="from the event loop thread"),
     ):
         client._portal.call(client.connected)
-
-
-def test_strict_raises_replaced_from_every_call_every_loop_and_on_leaving(
-    sidecar: Sidecar, name: str
-) -> None:
-    with pytest.raises(liveness.Replaced) as caught:  # noqa: PT012, SIM117
-        with liveness.connect_sync(sidecar.socket, name=name, strict=True) as older:
-            older.login(f"{name}:a", conn=1)
-            older.connected()
-            reader = Reader(older.ended())
-            with liveness.connect_sync(sidecar.socket, name=name, fresh=False) as newer:
-                newer.login(f"{name}:b", conn=2)
-                newer.flush()
-                reader.wait()
-                calls: list[Callable[[], object]] = [
-                    lambda: older.login(f"{name}:a", conn=1),
-                    lambda: older.keepalive(f"{name}:a", conn=1),
-                    lambda: older.message(f"{name}:a", conn=1),
-                    lambda: older.logout(f"{name}:a", conn=1),
-                    lambda: next(older.ended()),
-                    older.flush,
-                    older.connected,
-                ]
-                for call in calls:
-                    with pytest.raises(liveness.Replaced):
-                        call()
-                assert newer.stats().links == 1
-                assert sidecar.watcher().where(f"{name}:b")
-    assert caught.value.code == "replaced"
-    assert isinstance(reader.error, liveness.Replaced)
-
-
-def test_strict_raises_replaced_from_a_call_that_waits(
-    sidecar: Sidecar, name: str
-) -> None:
-    def serve() -> None:
-        with liveness.connect_sync(sidecar.socket, name=name, strict=True) as older:
-            older.connected()
-            is_linked.set()
-            until = perf_counter() + SOON_S
-            while perf_counter() < until:
-                older.flush()
-
-    for _ in range(5):  # it may be met at any moment
-        is_linked = threading.Event()
-        with ThreadPoolExecutor(1) as pool:
-            served = pool.submit(serve)
-            assert is_linked.wait(SOON_S)
-            with liveness.connect_sync(sidecar.socket, name=name) as newer:
-                newer.connected()
-                with pytest.raises(liveness.Replaced):
-                    served.result(SOON_S)
 
 
 @pytest.fixture

@@ -972,16 +972,6 @@ async def test_the_client_library_reconnects_after_every_kind_of_end(
         assert conns == {"ada": 1, "eve": 2}
 
 
-async def test_a_strict_gateway_whose_name_is_taken_stops(
-    script: ScriptedSidecar,
-) -> None:
-    with pytest.raises(liveness.Replaced):  # noqa: PT012 - it comes from within
-        async with liveness.connect(script.path, name="gw", strict=True):
-            await script.linked("gw")
-            script.refuse("gw", "replaced")
-            await anyio.sleep_forever()
-
-
 def test_a_gateway_with_threads_is_tested_from_its_own() -> None:
     with (
         start_blocking_portal("asyncio") as portal,

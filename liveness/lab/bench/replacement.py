@@ -152,7 +152,7 @@ async def _replaced_twice(
     sidecar.launch()
     await sidecar.until_ready()
     async with (
-        liveness.connect(sidecar.socket, name=GATEWAY, strict=True) as gateway,
+        liveness.connect(sidecar.socket, name=GATEWAY) as gateway,
         liveness.watch(
             sidecar.socket, name=GATEWAY, scope="own", kinds=[OFFLINE, MOVED]
         ) as watch,

@@ -18,7 +18,7 @@ import anyio
 import trio
 
 import liveness
-from liveness.client import dialer, reconnecting_link, report_frames, reports
+from liveness.client import dialer, reconnecting_link, reports
 from liveness.client.dialer import Dialer, SidecarLink, remedy_of
 from liveness.client.inbox import Inbox
 from liveness.client.protocol import Client
@@ -68,7 +68,7 @@ def event(change: Callable[[str, Any], object]) -> Place:
         change(frame[0], frame[2])
         return original(frame)
 
-    return report_frames, "encode", changed
+    return reports, "encode", changed
 
 
 def record(change: Callable[[Any], Any]) -> Place:
@@ -105,7 +105,7 @@ def other_if(is_so: Callable[[Any], object]) -> Place:
 SMALL: Final[dict[str, tuple[int, Any, str, Change]]] = {
     "hello-twice": (1, Client, "hello", lambda was, *args: 2 * was(*args)),
     "conns-as-floats": (2, *event(lambda _, options: options.update(conn=[*map(float, options["conn"])]))),
-    "uids-in-latin-1": (2, report_frames, "encode", lambda was, frame: was(frame).replace("é".encode(), b"\xe9\xe9")),
+    "uids-in-latin-1": (2, reports, "encode", lambda was, frame: was(frame).replace("é".encode(), b"\xe9\xe9")),
     "any-batch": (4, *limits(max_batch=10**6, max_frame=10**6)),
     "any-frame": (4, *limits(max_frame=10**6)),
     "frames-come-whole": (6, Reader, "feed", lambda _, __, data: Reader(max_frame_bytes=2**24, max_batch=25_000)._piece(data)),
@@ -215,7 +215,7 @@ def logins_in_any_order() -> None:
     def next_changes(original: Any, self: Any) -> Any:
         if len(self._logins) > 1 and not has_age_of_its_own:
             has_age_of_its_own.append(oldest := min(self._logins))
-            self._opened[oldest] -= report_frames.AGE_STEP_S
+            self._opened[oldest] -= reports.AGE_STEP_S
         self._logins = dict(reversed(self._logins.items()))
         return original(self)
 
@@ -362,7 +362,7 @@ def main() -> None:
     """Run the gateway with what the first argument names: a fault, or nothing wrong."""
     name = sys.argv.pop(1)
     if name == INTEGERS:
-        replace(report_frames, "encode", integers_of_digits)
+        replace(reports, "encode", integers_of_digits)
     else:
         FAULTS[name][1]()
     gateway.main()
