@@ -1,9 +1,9 @@
 """One sidecar: connects its parts, starts them in order, stops them in reverse."""
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -32,7 +32,7 @@ from liveness.service.http.bearer import Token
 from liveness.service.http.event_stream import Streams
 from liveness.service.http.feed_api import FeedApi
 from liveness.service.http.gateways_api import GatewaysApi
-from liveness.service.http.http_server import Api, HttpServer
+from liveness.service.http.http_server import HttpServer
 from liveness.service.http.live_api import LiveApi
 from liveness.service.http.summary import Summaries
 from liveness.service.http.timers_api import TimersApi
@@ -119,7 +119,7 @@ class SidecarService:
             self.engine, self.presence, log_writer, self.streams.stop
         )
         self.summaries = self._make_summaries()
-        self.http = self._make_http(token)
+        self.http = self._make_http(token, self._make_apis())
 
     def _make_writer(self, table: TimerStore, decided: Decisions) -> StateWriter:
         return StateWriter(
@@ -179,10 +179,10 @@ class SidecarService:
             why_not_ready=self.why_not_ready,
         )
 
-    def _make_http(self, token: Token | None) -> HttpServer:
+    def _make_http(self, token: Token | None, apis: Sequence[Any]) -> HttpServer:
         return HttpServer(
             self.config.http,
-            self._make_apis(),
+            lambda: [route for api in apis for route in api.routes()],
             token,
             registry=self.parts.registry,
             summaries=self.summaries,
@@ -193,7 +193,7 @@ class SidecarService:
             why_not_ready=self.why_not_ready,
         )
 
-    def _make_apis(self) -> tuple[Api, ...]:
+    def _make_apis(self) -> Sequence[Any]:
         engine, parts, log_writer = self.engine, self.parts, self.log_writer
         readers = (log_writer, self.feed, self.streams)
         return (

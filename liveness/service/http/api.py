@@ -7,21 +7,20 @@ object with exactly the expected keys. An error is
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from typing import Final
 from urllib.parse import parse_qsl
 
 import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from liveness.core.records import KINDS, ROLES, Subscription, Uid
 from liveness.core.timer_states import STATES
 from liveness.core.wire.frames import MAX_KEY_BYTES
 from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 from liveness.errors import LivenessError
+from liveness.metrics.counts import HttpRefusal
 from liveness.service.timers.state_writer import StateWriter
 from liveness.text import uid_of
 
@@ -42,58 +41,23 @@ _CHOICES: Final = {"state": STATES, "role": ROLES, "users": ("true", "false")}
 # Parameters of a query that choose records.
 SUBSCRIPTION: Final = ("kind", "uid", "gateway", "users")
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
 
 class ApiError(LivenessError):
-    """A request cannot be met; *status* is the HTTP status of the answer."""
+    """A request cannot be met; *status* is the HTTP status of the answer.
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self._status = status
-
-    def answer(self) -> Response:
-        return JSONResponse({"error": str(self)}, self._status)
-
-
-def answering(endpoint: Endpoint) -> Endpoint:
-    """Wrap an endpoint: an `ApiError` that it raises becomes an answer."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except ApiError as refusal:
-            return refusal.answer()
-
-    return answer
-
-
-def route(
-    path: str,
-    endpoint: Endpoint,
-    method: str = "GET",
-    limiter: trio.CapacityLimiter | None = None,
-) -> Route:
-    """A route whose endpoint may raise `ApiError`.
-
-    The limiter bounds how many of its answers are made, and then read, at a time.
+    *refusal* is how the listener counts a request that is refused before a page sees it.
     """
-    if limiter is None:
-        return Route(path, answering(endpoint), methods=[method])
-    return Route(path, _Bounded(answering(endpoint), limiter), methods=[method])
 
-
-class _Bounded:
-    """An endpoint with a limit; its call returns once the client has read the answer."""
-
-    def __init__(self, endpoint: Endpoint, limiter: trio.CapacityLimiter) -> None:
-        self._endpoint = endpoint
-        self._limiter = limiter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._limiter:
-            answer = await self._endpoint(Request(scope, receive))
-            await answer(scope, receive, send)
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        refusal: HttpRefusal | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+        self.answer = JSONResponse({"error": message}, status, headers)
 
 
 async def written(

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from liveness.config.secret_file import SecretFile
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.logs import LogThrottle
-from liveness.service.http.middleware import STILL_ALLOWED, RequestRefused
+from liveness.service.http.api import ApiError
+from liveness.service.http.middleware import STILL_ALLOWED
 
 OPEN: Final = frozenset({"/metrics", "/healthz", "/readyz"})
 LOG_S: Final = 10.0
@@ -67,7 +68,7 @@ class Token:
                 '"Authorization: Bearer TOKEN"; docs/live-page.md says how a browser gets in'
             )
         headers = {"www-authenticate": "Bearer"}
-        raise RequestRefused(HttpRefusal.TOKEN, 401, error, headers)
+        raise ApiError(401, error, HttpRefusal.TOKEN, headers)
 
 
 def read_token(path: Path | None) -> Token | None:

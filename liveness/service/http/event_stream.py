@@ -71,14 +71,10 @@ class Stream(Response):
         """Answer; once data was sent the request cannot be refused any more."""
         self._send = send
         self.is_allowed: Callable[[], bool] = scope.get(STILL_ALLOWED, lambda: True)
-        try:
-            if scope["method"] != "HEAD":  # HEAD gets the head only
-                with self.streams.slot(self._kind, self):
-                    await self._produce_until_disconnect(receive)
-        except ApiError as refusal:
-            await refusal.answer()(scope, receive, send)
-        else:
-            await self.write(b"", is_last=True)
+        if scope["method"] != "HEAD":  # HEAD gets the head only
+            with self.streams.slot(self._kind, self):
+                await self._produce_until_disconnect(receive)
+        await self.write(b"", is_last=True)
 
     async def send(self, data: bytes) -> None:
         """Send data; returns when the client has room for more.

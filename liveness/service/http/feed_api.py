@@ -55,7 +55,7 @@ _log = structlog.get_logger("http")
 
 
 class FeedApi:
-    """The api.route of the feed. At most *max_settling* offlines wait, in all its streams."""
+    """The route of the feed. At most *max_settling* offlines wait, in all its streams."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class FeedApi:
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
     def routes(self) -> list[Route]:
-        return [api.route("/v1/feed", self._answer)]
+        return [Route("/v1/feed", self._answer)]
 
     async def _answer(self, request: Request) -> Response:
         query = api.query_of(request, "after", "settle_s", *api.SUBSCRIPTION)

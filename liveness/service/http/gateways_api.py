@@ -48,10 +48,10 @@ class GatewaysApi:
 
     def routes(self) -> list[Route]:
         return [
-            api.route("/v1/gateways", self._list),
-            api.route("/v1/gateways/forget", self._forget, "POST"),
-            api.route("/v1/guard", self._storms),
-            api.route("/v1/guard/release", self._release, "POST"),
+            Route("/v1/gateways", self._list),
+            Route("/v1/gateways/forget", self._forget, methods=["POST"]),
+            Route("/v1/guard", self._storms),
+            Route("/v1/guard/release", self._release, methods=["POST"]),
         ]
 
     async def _list(self, request: Request) -> Response:

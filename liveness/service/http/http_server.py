@@ -8,10 +8,9 @@ start: an upgrade may replace them by those of another version.
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from mimetypes import guess_type
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -30,7 +29,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.engine_shell import REFUSALS_LOG_S
-from liveness.service.http.api import Endpoint
+from liveness.service.http.api import ApiError
 from liveness.service.http.bearer import Token
 from liveness.service.http.listener import HttpListener
 from liveness.service.http.middleware import (
@@ -49,28 +48,30 @@ from liveness.service.links.credentials import peer_of
 
 PAGE: Final = Path(__file__).with_name("page")
 
+# Most unanswered requests at a listener: eight bodies of 3 MiB, and two pages, since one of
+# a thousand timers in which every character is escaped takes 60 MiB.
+AT_ONCE: Final = dict.fromkeys(QUESTIONS, 8) | dict.fromkeys(
+    ("/v1/timers", "/v1/timers/newest", "/v1/webhooks/dead"), 2
+)
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 # Why the sidecar is unhealthy or not ready; nothing if it is.
 Why = Callable[[], list[str]]
 
 _log = structlog.get_logger("sidecar")
 
 
-class Api(Protocol):
-    """The routes of one topic, for a listener."""
-
-    def routes(self) -> list[Route]: ...
-
-
 @dataclass(eq=False, slots=True)
 class HttpServer:
     """Serves the same routes at the listeners `http` and `admin`, which has changes too.
 
+    *routes* makes those of the `…_api` modules, for one listener.
     Requests over TCP need *token*, if there is one. A reload may replace its content, and
     the access that *registry* has.
     """
 
     settings: HttpSettings
-    apis: Sequence[Api]
+    routes: Callable[[], Sequence[Route]]
     token: Token | None
     registry: LinkRegistry
     summaries: Summaries
@@ -121,7 +122,7 @@ class HttpServer:
             Route("/healthz", _health("healthy", self.why_unhealthy)),
             Route("/readyz", _health("ready", self.why_not_ready)),
         ]
-        for route in chain.from_iterable(api.routes() for api in self.apis):
+        for route in self.routes():
             reads = route.methods == {"GET", "HEAD"} or route.path in QUESTIONS
             if reads or door == "admin":
                 routes.append(route)
@@ -136,6 +137,7 @@ class HttpServer:
             refused,
             max_body_bytes=http.max_body_bytes,
             larger_bodies=dict.fromkeys(QUESTIONS, WHERE_BYTES),
+            at_once=AT_ONCE,
         )
 
     def _metrics(self) -> Endpoint:
@@ -190,11 +192,16 @@ def with_page(routes: Sequence[BaseRoute]) -> Starlette:
             Route("/v1/openapi.json", openapi),
             *routes,
         ],
-        exception_handlers={HTTPException: _no_route},
+        exception_handlers={HTTPException: _no_route, ApiError: _refuse},
     )
     # A redirect would be to the host that the client named.
     pages.router.redirect_slashes = False
     return pages
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.answer
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -75,10 +75,7 @@ class LiveApi:
         self._found: dict[tuple[int, int, Subscription], tuple[str, int]] = {}
 
     def routes(self) -> list[Route]:
-        return [
-            api.route("/v1/wheel", self._wheel),
-            api.route("/v1/live", self._live),
-        ]
+        return [Route("/v1/wheel", self._wheel), Route("/v1/live", self._live)]
 
     async def _wheel(self, request: Request) -> Response:
         api.query_of(request)

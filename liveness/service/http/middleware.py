@@ -17,16 +17,13 @@ from typing import Final
 import structlog
 import trio
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.logs import LogThrottle
+from liveness.service.http.api import ApiError
 
 LOG_S: Final = 10.0
-# Most unanswered requests to paths that take a larger body; further ones wait, unread. With
-# bodies of 3 MiB a listener holds 24 MiB.
-LARGE_AT_ONCE: Final = 8
 # Supervisors kill a process that does not answer these, so other clients must not be able
 # to block them: they have connections of their own.
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
@@ -57,22 +54,7 @@ STILL_ALLOWED: Final = "liveness.still_allowed"
 Refused = Callable[[HttpRefusal], None]
 
 
-class RequestRefused(Exception):
-    """A request is refused; *headers* are added to the answer."""
-
-    def __init__(
-        self,
-        why: HttpRefusal,
-        status: int,
-        message: str,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.why = why
-        self.answer = JSONResponse({"error": message}, status, headers)
-
-
-# Raises `RequestRefused`.
+# Raises an `ApiError` with its refusal.
 Check = Callable[[Request], None]
 
 
@@ -80,7 +62,9 @@ class Middleware:
     """An ASGI application that passes on requests that pass all checks.
 
     The checks run in this order on each request. *refused* is called with the reason of
-    each refusal. *larger_bodies* has the most bytes of each path that takes more.
+    each refusal. *larger_bodies* has the most bytes of each path that takes more, and
+    *at_once* the most unanswered requests to a path: further ones wait, unread. A request
+    is answered once its client has read the answer.
     """
 
     def __init__(
@@ -91,6 +75,7 @@ class Middleware:
         *,
         max_body_bytes: int,
         larger_bodies: Mapping[str, int] | None = None,
+        at_once: Mapping[str, int] | None = None,
     ) -> None:
         self._pages = pages
         self._checks = checks
@@ -98,8 +83,8 @@ class Middleware:
         self._max_body_bytes = max_body_bytes
         self._larger_bodies = larger_bodies or {}
         # A limit per path: one path may wait for other hosts.
-        self._large_at_once = {
-            path: trio.CapacityLimiter(LARGE_AT_ONCE) for path in self._larger_bodies
+        self._at_once = {
+            path: trio.CapacityLimiter(most) for path, most in (at_once or {}).items()
         }
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
 
@@ -107,13 +92,14 @@ class Middleware:
         send = _with_headers(send)
         try:
             most = self._check(Request(scope))
-            async with self._large_at_once.get(scope["path"], nullcontext()):
+            async with self._at_once.get(scope["path"], nullcontext()):
                 body = await self._read(receive, most)
                 if body is not None:  # else the client has disconnected
                     await self._answer(scope, _replay(body, receive), send)
-        except RequestRefused as refusal:
-            self._refused(refusal.why)
-            await refusal.answer(scope, receive, send)
+        except ApiError as error:
+            if error.refusal is not None:
+                self._refused(error.refusal)
+            await error.answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -130,7 +116,7 @@ class Middleware:
         """Check a request but its body, and return how many bytes that may have."""
         if (version := request.scope["http_version"]) not in _VERSIONS:
             message = f"HTTP/{version} is not supported here; use HTTP/1.1"
-            raise RequestRefused(HttpRefusal.MALFORMED, 505, message)
+            raise ApiError(505, message, HttpRefusal.MALFORMED)
         for check in self._checks:
             check(request)
         most = self._larger_bodies.get(request.scope["path"], self._max_body_bytes)
@@ -151,11 +137,11 @@ class Middleware:
             if not message["more_body"]:
                 return bytes(body)
 
-    def _too_large(self, most: int) -> RequestRefused:
+    def _too_large(self, most: int) -> ApiError:
         message = f"the body has more than {most} bytes; send less"
         if most == self._max_body_bytes:
             message += " (http.max_body_bytes)"
-        return RequestRefused(HttpRefusal.BODY, 413, message)
+        return ApiError(413, message, HttpRefusal.BODY)
 
 
 # --- checks -------------------------------------------------------------------------
@@ -175,14 +161,14 @@ def allow_hosts(names: Collection[str]) -> Check:
             message = (
                 "the request has no Host, or a malformed one; send the host of its URL"
             )
-            raise RequestRefused(HttpRefusal.HOST, 400, message)
+            raise ApiError(400, message, HttpRefusal.HOST)
         # The root's dot at the end makes no difference.
         name = (found[1] or found[2]).removesuffix(".")
         if name in names or is_address(name):
             return
         message = f"Host is {name!r:.80}, which is not a name of this sidecar"
         message += "; use its address, or add the name to http.hosts"
-        raise RequestRefused(HttpRefusal.HOST, 421, message)
+        raise ApiError(421, message, HttpRefusal.HOST)
 
     return check
 
@@ -196,7 +182,7 @@ def only_health(most: int) -> Check:
         message = f"all {most} connections are in use, and none is idle; "
         message += "ask again later (http.max_connections)"
         headers = {"connection": "close", "retry-after": "1"}
-        raise RequestRefused(HttpRefusal.CONNECTIONS, 503, message, headers)
+        raise ApiError(503, message, HttpRefusal.CONNECTIONS, headers)
 
     return check
 
@@ -214,7 +200,7 @@ def read_only(posts: Collection[str]) -> Check:
         )
         message += "; use admin.sock for changes"
         headers = {"allow": ", ".join(allowed)}
-        raise RequestRefused(HttpRefusal.METHOD, 405, message, headers)
+        raise ApiError(405, message, HttpRefusal.METHOD, headers)
 
     return check
 

@@ -14,8 +14,7 @@ gateways, so a change first waits until these are written.
 import json
 import sqlite3
 from collections.abc import Callable, Collection
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 from starlette.requests import Request
@@ -35,29 +34,16 @@ from liveness.service.http.api import (
     json_text,
     number_in,
     query_of,
-    route,
     written,
 )
 from liveness.service.storage.database import reading
 from liveness.service.timers import timer_reader
 from liveness.service.timers.state_writer import StateWriter
 
-# Pages of timers in memory at a time for each listener, until their clients have read them.
-# A page of a thousand timers in which every character is escaped takes 60 MiB.
-PAGES_AT_ONCE: Final = 2
 # Threads that read for these pages, apart from those that read for gateways.
 READERS: Final = 2
 
 T = TypeVar("T")
-
-
-class _Change(NamedTuple):
-    """A change that an operator can make to a timer."""
-
-    apply: Callable[[str, str], None]  # to a gateway and a key
-    done: str  # for messages: "cancelled"
-    states: Collection[str]  # the states that allow it
-    results: Collection[str]  # the states that it may lead to
 
 
 class TimersApi:
@@ -74,26 +60,13 @@ class TimersApi:
         self._log_writer = log_writer
         self._clock = clock
         self._readers = trio.CapacityLimiter(READERS)
-        self._changes = {
-            "cancel": _Change(engine.cancel_timer, "cancelled", LIVE, (CANCELLED,)),
-            # A retried timer is due at once, so it may already have any of these states.
-            "retry": _Change(
-                engine.retry_timer,
-                "tried again",
-                (PENDING, FAILED),
-                (PENDING, FIRED, DONE, FAILED),
-            ),
-        }
 
     def routes(self) -> list[Route]:
-        limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
         return [
-            route("/v1/timers", self._list, limiter=limiter),
-            route("/v1/timers/newest", self._newest, limiter=limiter),
-            *(
-                route(f"/v1/timers/{name}", partial(self._change, change), "POST")
-                for name, change in self._changes.items()
-            ),
+            Route("/v1/timers", self._list),
+            Route("/v1/timers/newest", self._newest),
+            Route("/v1/timers/cancel", self._cancel, methods=["POST"]),
+            Route("/v1/timers/retry", self._retry, methods=["POST"]),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -119,22 +92,43 @@ class TimersApi:
         )
         return json_text(f'{{"timers": {timers}}}')
 
-    async def _change(self, change: _Change, request: Request) -> Response:
+    async def _cancel(self, request: Request) -> Response:
+        cancel = self._engine.cancel_timer
+        return await self._change(request, cancel, "cancelled", LIVE, (CANCELLED,))
+
+    async def _retry(self, request: Request) -> Response:
+        # A retried timer is due at once, so it may already have any of these states.
+        results = PENDING, FIRED, DONE, FAILED
+        retry, allowed = self._engine.retry_timer, (PENDING, FAILED)
+        return await self._change(request, retry, "tried again", allowed, results)
+
+    async def _change(
+        self,
+        request: Request,
+        apply: Callable[[str, str], None],
+        done: str,
+        allowed: Collection[str],
+        results: Collection[str],
+    ) -> Response:
+        """Apply a change to a timer in one of the *allowed* states.
+
+        *done* names the change in messages, and *results* are the states that it leads to.
+        """
         body = await body_of(request, "gateway", "key")
         gateway, key = body["gateway"], body["key"]
         unchanged = "nothing was changed, ask again"
         await written(self._log_writer, unchanged, gateway=gateway)
         timer = await self._newest_of(gateway, key)
         subject = f"the timer {key!r} of {gateway!r}"
-        if timer["state"] not in change.states:
-            states = " or ".join(change.states)
+        if timer["state"] not in allowed:
+            states = " or ".join(allowed)
             message = f"{subject} is {timer['state']}; only one that is {states} can be"
-            raise ApiError(409, f"{message} {change.done}")
-        change.apply(gateway, key)
-        late = f"{subject} will be {change.done} once the disk writes"
+            raise ApiError(409, f"{message} {done}")
+        apply(gateway, key)
+        late = f"{subject} will be {done} once the disk writes"
         await written(self._log_writer, late, gateway=gateway)
         timer = await self._newest_of(gateway, key)
-        if timer["state"] not in change.results:
+        if timer["state"] not in results:
             message = f"{subject} changed meanwhile, and is {timer['state']} now"
             raise ApiError(409, f"{message}; check it, and try again")
         return JSONResponse(timer)

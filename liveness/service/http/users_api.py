@@ -111,14 +111,14 @@ class UsersApi:
 
     def routes(self) -> list[Route]:
         return [
-            api.route(
+            Route(
                 f"{_USERS}{{uid:path}}", partial(self._user, trio.CapacityLimiter(1))
             ),
-            api.route(WHERE, self._where, "POST"),
-            api.route("/v1/users", self._list),
-            api.route(f"{_CLUSTER_USERS}{{uid:path}}", self._cluster_user),
-            api.route(CLUSTER_WHERE, self._cluster_where, "POST"),
-            api.route("/v1/cluster/hosts", self._hosts),
+            Route(WHERE, self._where, methods=["POST"]),
+            Route("/v1/users", self._list),
+            Route(f"{_CLUSTER_USERS}{{uid:path}}", self._cluster_user),
+            Route(CLUSTER_WHERE, self._cluster_where, methods=["POST"]),
+            Route("/v1/cluster/hosts", self._hosts),
         ]
 
     async def _where(self, request: Request) -> Response:

@@ -14,7 +14,6 @@ import sqlite3
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from liveness.service.outlets.webhooks.sender import PostAnswer
     from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
 
-# Pages of dead letters in memory at a time for each listener.
-PAGES_AT_ONCE: Final = 2
 _KIND: Final = "webhooks."
 
 T = TypeVar("T")
@@ -52,12 +49,11 @@ class WebhooksApi:
         }
 
     def routes(self) -> list[Route]:
-        limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
         return [
-            api.route("/v1/webhooks/dead", self._dead, limiter=limiter),
-            api.route("/v1/webhooks/test", self._test, "POST"),
-            api.route("/v1/webhooks/retry", self._retry, "POST"),
-            api.route("/v1/webhooks/drop", self._drop, "POST"),
+            Route("/v1/webhooks/dead", self._dead),
+            Route("/v1/webhooks/test", self._test, methods=["POST"]),
+            Route("/v1/webhooks/retry", self._retry, methods=["POST"]),
+            Route("/v1/webhooks/drop", self._drop, methods=["POST"]),
         ]
 
     async def _dead(self, request: Request) -> Response:

@@ -11,7 +11,6 @@ from trio.testing import MockClock
 
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.http.middleware import (
-    LARGE_AT_ONCE,
     Middleware,
     allow_hosts,
     read_only,
@@ -77,7 +76,12 @@ async def test_a_path_may_take_a_larger_body_and_a_few_are_in_memory_at_a_time()
         await echo(scope, receive, send)
 
     large = Middleware(
-        slow, (), refused.append, max_body_bytes=MOST, larger_bodies={"/large": 5_000}
+        slow,
+        (),
+        refused.append,
+        max_body_bytes=MOST,
+        larger_bodies={"/large": 5_000},
+        at_once={"/large": 8},
     )
 
     async def answered() -> None:
@@ -85,9 +89,9 @@ async def test_a_path_may_take_a_larger_body_and_a_few_are_in_memory_at_a_time()
         assert (answer.status, len(answer.body)) == (200, 5_000)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(3 * LARGE_AT_ONCE):
+        for _ in range(3 * 8):
             nursery.start_soon(answered)
-    assert most_at_once == LARGE_AT_ONCE
+    assert most_at_once == 8
     answer = await ask(large, "POST", "/large", pieces=in_pieces(5_001, 300))
     assert (answer.status, refused) == (413, [HttpRefusal.BODY])
     assert answer.error == "the body has more than 5000 bytes; send less"

@@ -5,11 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
-from starlette.applications import Starlette
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
-from liveness.service.common.clock import Clock
-from liveness.service.http.timers_api import PAGES_AT_ONCE, TimersApi
+from liveness.service.http.http_server import AT_ONCE
 from tests.service.http.asgi import ask
 from tests.service.rig import Rig
 
@@ -17,7 +15,7 @@ from tests.service.rig import Rig
 class Unread:
     """Pages whose answers are not read until the test allows it."""
 
-    def __init__(self, pages: Starlette) -> None:
+    def __init__(self, pages: ASGIApp) -> None:
         self.pages = pages
         self.begun = 0
         self.read = trio.Event()
@@ -34,23 +32,21 @@ class Unread:
 
 
 async def test_a_few_pages_are_read_at_a_time_and_others_wait(rig: Rig) -> None:
-    pages = TimersApi(rig.engine, rig.log_writer, clock=Clock())
-    unread = Unread(Starlette(routes=pages.routes()))
-    others = Starlette(routes=pages.routes())
+    most = AT_ONCE["/v1/timers"]
+    unread = Unread(rig.door("admin"))
     answers: list[int] = []
 
-    async def one(path: str) -> None:
-        answers.append((await ask(unread, "GET", path)).status)
+    async def one() -> None:
+        answers.append((await ask(unread, "GET", "/v1/timers")).status)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(PAGES_AT_ONCE):
-            nursery.start_soon(one, "/v1/timers")
-            nursery.start_soon(one, "/v1/timers/newest?key=k")
-        await rig.until(lambda: unread.begun == PAGES_AT_ONCE)
+        for _ in range(2 * most):
+            nursery.start_soon(one)
+        await rig.until(lambda: unread.begun == most)
         await trio.sleep(60)
-        assert unread.begun == PAGES_AT_ONCE
+        assert unread.begun == most
         # The other door has as many of its own.
-        answer = await ask(others, "GET", "/v1/timers")
+        answer = await ask(rig.door("http"), "GET", "/v1/timers")
         assert json.loads(answer.body) == {"timers": [], "next": None}
         unread.read.set()
-    assert answers == [200] * 2 * PAGES_AT_ONCE
+    assert answers == [200] * 2 * most

@@ -10,7 +10,7 @@ import trio
 
 from liveness.config.settings import PresenceSettings
 from liveness.service.http.bearer import Token
-from liveness.service.http.middleware import LARGE_AT_ONCE
+from liveness.service.http.http_server import AT_ONCE
 from liveness.service.http.users_api import MOST_UIDS, WHERE, WHERE_BYTES
 from liveness.text import json_ready
 from tests.helpers import disk
@@ -193,4 +193,4 @@ async def test_a_reader_needs_the_token_and_may_not_get(rig: Rig) -> None:
     )
     assert answer.status == 200
     assert (await Doors(rig).get(WHERE)).status == 405
-    assert LARGE_AT_ONCE * WHERE_BYTES <= 32 * 1024 * 1024
+    assert AT_ONCE[WHERE] * WHERE_BYTES <= 32 * 1024 * 1024
