@@ -416,7 +416,7 @@ def holds() -> list[Panel]:
                 "Due users who are not judged yet. away: their gateway has no link, "
                 "and still has time to come back. mute: it promised ping and is "
                 "silent. unread: its socket has not been read empty. storm: the guard "
-                "holds them; `liveness guard release` ends it.",
+                "holds them.",
                 query(by("why", "liveness_users_held")),
                 width=16,
                 coloured=("away", "mute", "unread", "storm"),

@@ -31,6 +31,7 @@ from liveness.core.records import (
     LogPosition,
     Record,
     Uid,
+    identity,
 )
 from liveness.core.sessions.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
 from liveness.core.sessions.firing import UserStatus
@@ -81,8 +82,7 @@ _HELD: Final = {
     AWAY: "held: {gateway} is not connected, and gets time to come back",
     MUTE: "held: {gateway} sends nothing at all, so its users cannot be heard",
     UNREAD: "held: what {gateway} has sent is read first",
-    STORM: "held by the storm guard: too many users of {gateway} came due at once "
-    "(`liveness guard release` ends it)",
+    STORM: "held by the storm guard: too many users of {gateway} came due at once",
     PAUSED: "no user's timeout runs: the sidecar was away, and gateways get time to "
     "send the events they collected",
     DISK: "held: the disk has to write earlier decisions first",
@@ -175,11 +175,13 @@ def sentence(known: Known, *, now_ms: int) -> str:
     return "; ".join(filter(None, parts))
 
 
-def cluster_sentence(view: dict[str, Any], *, now_ms: int) -> str:
+def cluster_sentence(uid: Uid, view: dict[str, Any], *, now_ms: int) -> str:
     """Where a user is online by the cluster's data, without control characters.
 
     Args:
-        view: The answer of `/v1/cluster/users/UID`; or `error`, the reason without one.
+        uid: The user.
+        view: Its sessions, `hosts`, as `/v1/cluster/where` has them; or `error`, the reason
+            why they are not known.
         now_ms: Unix milliseconds.
     """
     if "error" in view:
@@ -190,8 +192,8 @@ def cluster_sentence(view: dict[str, Any], *, now_ms: int) -> str:
         part = f"on {escaped(row['host'])} through {escaped(row['gateway'])}"
         if row["since"] is not None:
             part += f" since {at(row['since'])}"
-        if "device" in row:
-            part += f" ({escaped(uid_text(row['device']))})"
+        if identity(row["uid"]) != identity(uid):  # a device of the user
+            part += f" ({escaped(uid_text(row['uid']))})"
         parts.append(part)
     if len(sessions) > len(parts):
         parts.append(f"and {len(sessions) - len(parts)} more")

@@ -41,20 +41,22 @@ def user_in_sidecar(path: Path, uid: Uid, query: str = "") -> dict[str, Any]:
 
 
 def _user_in_cluster(path: Path, uid: Uid) -> dict[str, Any] | None:
-    """A user on all hosts, as in `/v1/cluster/users/UID`, or why that is not known.
+    """The sessions of a user on all hosts, or why they are not known.
 
     None: the sidecar is in no cluster, or too old to know one.
     """
-    page = f"/v1/cluster/users/{quote(uid_text(uid), safe='')}"
+    body = {"uids": [uid]}
     try:
-        status, text = send_request(path, page, timeout_s=TIMEOUT_S)
+        status, text = send_request(
+            path, "/v1/cluster/where", body, timeout_s=TIMEOUT_S
+        )
         if status == HTTPStatus.NOT_FOUND:
             return None
         view = parse_object(path, text)
     except CommandError as error:
         return {"error": str(error)}
     if status == HTTPStatus.OK:
-        return {"online": view["online"], "hosts": view["hosts"]}
+        return {"online": bool(view["users"]), "hosts": view["users"]}
     return {"error": str(view.get("error", f"status {status}"))}
 
 
@@ -84,6 +86,6 @@ def explain_user(
         print(printable(found["told"]))  # names in it are escaped already
         if cluster is not None:
             now_ms = round(datetime.now(UTC).timestamp() * 1000)
-            print(printable(cluster_sentence(cluster, now_ms=now_ms)))
+            print(printable(cluster_sentence(uid, cluster, now_ms=now_ms)))
     is_online = found.get("online") or (cluster or {}).get("online")
     return 0 if is_online or found.get("records") else 1

@@ -22,7 +22,7 @@ HELP: Final = ("--help", "-h")
 # `version` does not load an HTTP server.
 COMMANDS: Final = (
     "serve", "watch", "status", "explain", "history", "log", "compare", "timers",
-    "gateways", "guard", "webhooks", "cluster", "backup", "demo", "conformance",
+    "gateways", "webhooks", "cluster", "backup", "demo", "conformance",
     "bench", "check-config", "check-state", "version",
 )  # fmt: skip
 

@@ -136,7 +136,6 @@ def _advice(found: Mapping[str, Any]) -> Rows:
             for storm in found["storms"]
         ]
         rows["storm"] = "; ".join(_first(storms, found["storms_more"]))
-        rows["to release"] = "liveness guard release [NAME]"
     intervals = found["interval_s_by_gateway"]
     short = [
         f"{name} users send every {intervals[name]:.1f} s, timeout {timeout:g} s"

@@ -172,23 +172,16 @@ class ClusterQuestions:
         self._separator = separator
 
     async def places(self, uids: Iterable[Uid], *, limit: int) -> list[Place]:
-        return await self._in_time(
-            places_of(
-                self._redis,
-                uids,
-                partitions=self._partitions,
-                limit=limit,
-                separator=self._separator,
-            )
+        places = places_of(
+            self._redis,
+            uids,
+            partitions=self._partitions,
+            limit=limit,
+            separator=self._separator,
         )
-
-    async def hosts(self) -> list[HostRow]:
-        return await self._in_time(hosts(self._redis, self._partitions))
-
-    async def _in_time(self, answer: Awaitable[T]) -> T:
         try:
             with anyio.fail_after(QUESTION_S):
-                found = await answer
+                found = await places
         except TimeoutError:
             why, is_slow = f"Redis did not answer within {QUESTION_S:g} s", True
         except CallError as error:

@@ -4,7 +4,7 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -82,7 +82,7 @@ class AdminConnection(http.client.HTTPConnection):
 def send_request(
     socket_path: Path,
     page: str,
-    body: dict[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[int, bytes]:
@@ -113,7 +113,7 @@ def send_request(
 def request_json(
     socket_path: Path,
     page: str,
-    body: dict[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:

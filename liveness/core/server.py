@@ -51,7 +51,6 @@ from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.restore import restore_sessions
-from liveness.core.sessions.storm_guard import Storm
 from liveness.core.timers.timer_scheduler import Due, TimerScheduler
 from liveness.core.wheel.restart import SessionRestorer
 from liveness.core.wire.link_requests import Cancel
@@ -396,19 +395,6 @@ class Server:
         self.commit(with_cursors=True)
         fields: dict[str, object] = {"role": role, "name": name}
         self.effects.append(LogLine("link", "info", "name forgotten", fields))
-
-    def release(self, name: str | None) -> list[Storm]:
-        """Let the users that the storm guard holds go offline, of one gateway or of all.
-
-        Returns the storms that this ended; none without a guard or such a gateway.
-        """
-        guard, now = self._firing.guard, self._attended.now
-        gateway = None if name is None else self._gateways.by_name.get(name)
-        if guard is None or (name is not None and gateway is None):
-            return []
-        released = guard.release(gateway, now)
-        self._warnings.storms()
-        return released
 
 
 class Shell(ABC):

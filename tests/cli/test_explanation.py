@@ -263,17 +263,17 @@ def test_a_gateways_name_cannot_steer_the_terminal() -> None:
 
 def test_all_hosts_of_a_user_are_one_line() -> None:
     now = 1_795_168_830_000
-    row = {"host": "b\x1b", "gateway": "gw", "session": 4, "since": None}
-    phone = row | {"host": "c", "device": "ada/phone"}
+    row = {"uid": "ada", "host": "b\x1b", "gateway": "gw", "session": 4, "since": None}
+    phone = row | {"host": "c", "uid": "ada/phone"}
     for hosts, expected in (
         ([], "offline"),
         ([row, phone], r"online on b\x1b through gw; on c through gw (ada/phone)"),
         ([phone] * 7, "; and 2 more"),
     ):
-        line = cluster_sentence({"hosts": hosts}, now_ms=now)
+        line = cluster_sentence("ada", {"hosts": hosts}, now_ms=now)
         assert line.startswith("on all hosts: ")
         assert line.endswith(expected)
-    since = cluster_sentence({"hosts": [row | {"since": now}]}, now_ms=now)
+    since = cluster_sentence("ada", {"hosts": [row | {"since": now}]}, now_ms=now)
     assert re.search(r" through gw since \d\d:\d\d:\d\d$", since)
-    line = cluster_sentence({"error": "Redis\nis away"}, now_ms=now)
+    line = cluster_sentence("ada", {"error": "Redis\nis away"}, now_ms=now)
     assert line == r"on all hosts: not known now: Redis\nis away"

@@ -24,9 +24,9 @@ from tests.helpers.log_setup import log_setup_restored
 from tests.helpers.processes import Done, ran, succeeded
 
 COMMANDS = sorted(name for name in main.app if not name.startswith("-"))
-TIMERS, GUARD, WEBHOOKS = (
+TIMERS, WEBHOOKS = (
     sorted(f"{group} {name}" for name in main.app[group] if not name.startswith("-"))
-    for group in ("timers", "guard", "webhooks")
+    for group in ("timers", "webhooks")
 )
 FLAGS = [setting.flag for setting in SETTINGS if setting.flag]
 
@@ -52,7 +52,7 @@ def process(*arguments: str, **options: Any) -> Done:
 # --- help -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS, *GUARD, *WEBHOOKS])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS, *WEBHOOKS])
 def test_every_help_ends_with_an_example_of_its_command(run: Run, command: str) -> None:
     code, shown, _ = run(f"{command} --help".strip())
     assert code == 0
@@ -100,7 +100,6 @@ def test_a_wrong_choice_names_all_there_are(
     [
         ("--timeout 3", 'Unknown command "--timeout"'),
         ("sta", 'Unknown command "sta". Did you mean "status"?'),
-        ("guard zzz", 'Unknown command "zzz". Available commands: release;'),
         ("timers ", 'Unknown command "". Available commands: list, show, cancel, re'),
         ("serve --slots 3 --slots 4", "--slots specified multiple times"),
         ("watch --after -1", "--after: '-1' is not 0 to 9223372036854775807"),
@@ -116,8 +115,6 @@ def test_a_wrong_choice_names_all_there_are(
         ("timers show --json", "KEY requires an argument"),
         ("timers show a b", "unexpected argument: b"),
         ("timers cancel k --all", "Unknown option: --all"),
-        ("guard relase", 'Unknown command "relase". Did you mean "release"?'),
-        ("guard release a b", "unexpected argument: b"),
         ("demo --seconds nan", "'nan' is not 1 to 86400"),
         ("demo --users 1.5", "'1.5' is not 1 to 10000"),
         ("bench gone", 'Invalid value "gone" for SCENARIO. Choose from: "idle"'),

@@ -57,8 +57,7 @@ from tests.helpers.tree import ROOT
 from tests.service.test_metrics import NOW, gateways
 
 GROUPS: Final = {
-    name: main.app[name]
-    for name in ("timers", "gateways", "guard", "webhooks", "cluster")
+    name: main.app[name] for name in ("timers", "gateways", "webhooks", "cluster")
 }
 # Every command, as one would type it.
 SHOWN: Final = blocks("docs/command-line.md", "sh")[0].splitlines()

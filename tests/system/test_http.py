@@ -207,7 +207,7 @@ def test_one_connection_too_many_is_told_so_and_counted(small: Sidecar) -> None:
         assert refusals(small, "admin", "connections") == 1
         assert answer(small, "admin", GET % b"/healthz")[0] == 200
         sock.close()
-        eventually(lambda: answer(small, "admin", GET % b"/v1/guard")[0] == 200)
+        eventually(lambda: answer(small, "admin", GET % b"/v1/wheel")[0] == 200)
 
 
 def said_by_status(sidecar: Sidecar) -> str:

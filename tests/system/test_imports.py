@@ -26,7 +26,7 @@ PAGES: Final = (
         "/v1/wheel",
         "/v1/users",
     ),
-    *("/v1/users/ada", "/v1/timers", "/v1/timers/none", "/v1/gateways", "/v1/guard"),
+    *("/v1/users/ada", "/v1/timers", "/v1/timers/none", "/v1/gateways"),
     *("/nothing", "/v1/users/%ff", "/v1/feed?after=none"),
 )
 
@@ -64,8 +64,9 @@ def test_nothing_is_imported_once_it_serves(tmp_path: Path) -> None:
                 assert sidecar.ask(door, "GET", page)[0].status in (200, 400, 404)
         accept = "application/openmetrics-text; version=1.0.0"
         assert sidecar.ask("http", "GET", "/metrics", accept=accept)[0].status == 200
-        asked = sidecar.ask("admin", "POST", "/v1/guard/release", b"{}")
-        assert asked[0].status in (200, 409)
+        forget = b'{"role": "gateway", "name": "none"}'
+        asked = sidecar.ask("admin", "POST", "/v1/gateways/forget", forget)
+        assert asked[0].status == 404
         sidecar.signal(signal.SIGHUP)
         sidecar.line(READ)
         eventually(lambda: sidecar.metric("liveness_users_online") == 0)

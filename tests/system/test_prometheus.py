@@ -580,7 +580,8 @@ def a_name_is_taken(scene: Scene) -> None:
 
 
 def somebody_asks_about_all_hosts(scene: Scene) -> None:
-    scene.sidecar.ask("http", "GET", "/v1/cluster/users/user-1", None, **BEARER)
+    asked = b'{"uids": ["user-1"]}'
+    scene.sidecar.ask("http", "POST", "/v1/cluster/where", asked, **BEARER)
     scene.until('liveness_cluster_questions_total{answer="answered"} > 0')
 
 

@@ -56,7 +56,6 @@ class OperatorWarnings:
                     due=change.due,
                     users=change.users,
                     hold_s=round(change.left, 1),
-                    todo="wait, or `liveness guard release`",
                 )
             else:
                 self._warn(

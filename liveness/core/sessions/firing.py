@@ -54,7 +54,7 @@ class Firing:
         gateway_hold: float,
         guard: GuardRules | None = None,
     ) -> None:
-        self.guard = None if guard is None else Guard(guard, wheel, gateways.by_name)
+        self.guard = None if guard is None else Guard(guard, wheel)
         self.ended: Counter[str] = Counter({SILENCE: 0, GATEWAY_LOST: 0})
         self.early = 0
         self._wheel = wheel

@@ -9,9 +9,8 @@ is warned. A user whose event arrives during the hold stays online.
             plus users that are due and waiting
     storm   begins when a user may go offline while the count is too high. From now on
             only users go offline whose deadline is `hold` seconds past
-    calm    again once the storm's first user was held for `hold` seconds; or when an
-            operator releases the users; or when no user is due and the count has fallen
-            to half of what is too high
+    calm    again once the storm's first user was held for `hold` seconds; or when no user
+            is due and the count has fallen to half of what is too high
 
 Two rules bound every hold. No storm holds a user whose deadline is `hold` seconds past.
 And when a storm is over all its users go offline: deadlines up to that moment are not held
@@ -21,7 +20,6 @@ cannot be held, so such users are never counted.
 The guard has no clock: `now` is attended seconds, as for the wheel.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
@@ -39,7 +37,6 @@ HALF: Final = 0.5
 
 # The reasons for the end of a storm.
 BY_TIME: Final = "its time is over"
-BY_COMMAND: Final = "released by command"
 BY_CALM: Final = "no user is due any more"
 BY_FRESH: Final = "the gateway came back without its sessions"
 
@@ -138,13 +135,10 @@ class _Watch:
 class Guard:
     """The storm guard over all gateways; it changes nothing on the wheel."""
 
-    def __init__(
-        self, rules: GuardRules, wheel: Wheel, gateways: Mapping[str, GatewayState]
-    ) -> None:
+    def __init__(self, rules: GuardRules, wheel: Wheel) -> None:
         self.begun = 0
         self._rules = rules
         self._wheel = wheel
-        self._gateways = gateways
         self._watches: dict[int, _Watch] = {}
         self._storms: dict[int, _Watch] = {}  # of gateways with a storm
         self._news: list[StormNews] = []
@@ -248,18 +242,6 @@ class Guard:
             for number, watch in self._storms.items()
         ]
         return sorted(storms, key=lambda storm: (-storm.users, storm.gateway))
-
-    def release(self, gateway: GatewayState | None, now: float) -> list[Storm]:
-        """End the storm of one gateway, or all; return those that ended, by size."""
-        storms = [
-            storm
-            for storm in self.storms(now)
-            if gateway is None or storm.gateway == gateway.name
-        ]
-        for storm in storms:
-            number = self._gateways[storm.gateway].number
-            self._end(self._storms[number], BY_COMMAND, now)
-        return storms
 
     def take(self) -> list[StormNews]:
         """Return the storms' news since the last call, in order."""

@@ -22,7 +22,6 @@ from liveness.core.server import Server, ServerParts
 from liveness.core.sessions.attended_clock import WindowedMax
 from liveness.core.sessions.clearance import DISK, PAUSED
 from liveness.core.sessions.firing import UserStatus
-from liveness.core.sessions.storm_guard import Storm
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.engine.engine_shell import EngineShell
@@ -333,12 +332,6 @@ class Engine:
     def forget(self, role: str, name: str) -> None:
         with self.shell as server:
             server.forget(role, name)
-
-    def release(self, name: str | None) -> list[Storm]:
-        with self.shell as server:
-            released = server.release(name)
-        self.turn_wanted.notify()
-        return released
 
     def status_of(self, uid: Uid) -> UserStatus | None:
         status = self._firing.status_of(uid, self.instant())

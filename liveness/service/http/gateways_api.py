@@ -1,15 +1,11 @@
-"""Gateways and the storm guard over HTTP, for operators.
+"""Gateways and watchers over HTTP, for operators.
 
     GET  /v1/gateways          names of one role, sorted, a page at a time
     POST /v1/gateways/forget   {"role": …, "name": …}
-    GET  /v1/guard             current storms, the largest first
-    POST /v1/guard/release     {"gateway": …}, or {} for all gateways
 
 A name and its cursor are kept while there are records for it to read, so that a gateway
 that comes back misses nothing. Forgetting a name deletes its cursor: its next link begins
 with new records.
-
-Storms are not stored, so a release is answered at once.
 """
 
 from collections.abc import Iterator
@@ -24,12 +20,11 @@ from liveness.core.server import ServerParts
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http import api
-from liveness.service.http.summary import storms_shown
 from liveness.service.timers.state_writer import StateWriter
 
 
 class GatewaysApi:
-    """The routes of gateways, watchers and the storm guard."""
+    """The routes of gateways and watchers."""
 
     def __init__(
         self,
@@ -42,7 +37,6 @@ class GatewaysApi:
         self._engine = engine
         self._gateways, self._registry = parts.gateways, parts.registry
         self._names = parts.names
-        self._guard, self._attended = parts.firing.guard, parts.attended
         self._log_writer = log_writer
         self._clock = clock
 
@@ -50,8 +44,6 @@ class GatewaysApi:
         return [
             Route("/v1/gateways", self._list),
             Route("/v1/gateways/forget", self._forget, methods=["POST"]),
-            Route("/v1/guard", self._storms),
-            Route("/v1/guard/release", self._release, methods=["POST"]),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -114,20 +106,3 @@ class GatewaysApi:
             if gateway is not None and gateway.ping is not None:
                 described |= {"ping": gateway.ping, "mutes": gateway.mutes}
         return described
-
-    async def _storms(self, _: Request) -> Response:
-        guard = self._guard
-        storms = [] if guard is None else guard.storms(self._attended.now)
-        return JSONResponse({"enabled": guard is not None, **storms_shown(storms)})
-
-    async def _release(self, request: Request) -> Response:
-        body = await api.body_of(request, "gateway", or_none=True)
-        if self._guard is None:
-            message = "the storm guard is off and holds nobody; to turn it on, set "
-            raise api.ApiError(409, message + "guard.enabled, and restart the sidecar")
-        name = body.get("gateway")
-        released = self._engine.release(name)
-        if name is not None and not released:
-            message = f"no users of {name!r} are held by a storm; "
-            raise api.ApiError(404, message + "`liveness status` shows the storms")
-        return JSONResponse(storms_shown(released))

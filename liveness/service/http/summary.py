@@ -18,7 +18,6 @@ from liveness.config.compiled import WHEEL
 from liveness.core.records import GATEWAY, LOGOUT, WATCHER
 from liveness.core.server import ServerParts
 from liveness.core.sessions.clearance import GatewayState
-from liveness.core.sessions.storm_guard import Storm
 from liveness.metrics.collector import MOST_GATEWAYS
 from liveness.metrics.counts import Counts
 from liveness.metrics.histogram import quantile
@@ -197,7 +196,7 @@ class Summaries:
         now, log_writer, parts = self.now(), self._log_writer, self._parts
         wheel, attended = parts.presence.wheel, parts.attended
         sample, why = self._sample(now), self._why_not_ready()
-        oldest = self._before(sample, KEPT_S)
+        oldest, storms = self._before(sample, KEPT_S), self._storms()
         return {
             "at": sample.at,
             "utc_offset_s": utc_offset_s(sample.at),
@@ -233,7 +232,8 @@ class Summaries:
             },
             "early": now.early,
             "held": now.held,
-            **self._storms(),
+            "storms": storms[:MAX_STORMS],
+            "storms_more": max(0, len(storms) - MAX_STORMS),
             "links": now.links,
             "stalled": self._stalled(),
             **self._troubles(),
@@ -247,11 +247,18 @@ class Summaries:
             "outlets": [outlet.as_map() for outlet in now.outlets],
         }
 
-    def _storms(self) -> dict[str, Any]:
+    def _storms(self) -> list[dict[str, Any]]:
+        """The current storms, the largest first."""
         guard = self._parts.firing.guard
         storms = [] if guard is None else guard.storms(self._parts.attended.now)
-        shown = storms_shown(storms)
-        return {"storms": shown["storms"], "storms_more": shown["more"]}
+        return [
+            {
+                "gateway": storm.gateway,
+                "users": storm.users,
+                "left_s": round(storm.left, 3),
+            }
+            for storm in storms
+        ]
 
     def _stalled(self) -> list[dict[str, Any]]:
         """The readers that take no more records, those stalled longest first."""
@@ -365,19 +372,4 @@ def _rates(before: _Sample, after: _Sample) -> dict[str, Any]:
             for name, it in after.totals.items()
         },
         "moved": rate(after.moved - before.moved),
-    }
-
-
-def storms_shown(storms: Sequence[Storm]) -> dict[str, Any]:
-    """The largest storms as JSON, and how many more there are."""
-    return {
-        "storms": [
-            {
-                "gateway": storm.gateway,
-                "users": storm.users,
-                "left_s": round(storm.left, 3),
-            }
-            for storm in storms[:MAX_STORMS]
-        ],
-        "more": max(0, len(storms) - MAX_STORMS),
     }

@@ -3,9 +3,7 @@
     GET  /v1/users                 a line of JSON for each user online
     GET  /v1/users/{uid}?limit=    one user: the session, the newest records, one sentence
     POST /v1/where                 {"uids": [...]}: the online ones, and their gateways
-    GET  /v1/cluster/users/{uid}   one user: on which hosts it is online
     POST /v1/cluster/where         {"uids": [...]}: the ones online on any host
-    GET  /v1/cluster/hosts         the hosts, and when each was last heard
 
 The last line of the list has no `uid`. It has the `seq` at which the list is true, and from
 which the feed continues; a list without it is incomplete. The list is one read of the
@@ -22,11 +20,11 @@ The answers about all hosts are from Redis, which has this host's own users a mo
 import json
 import re
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import trio
@@ -34,7 +32,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from liveness.cluster.format import Place
 from liveness.cluster.questions import ClusterQuestions, Unanswered
 from liveness.core.records import Uid, identity
 from liveness.core.server import ServerParts
@@ -54,10 +51,7 @@ from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.spools import Spool, SpoolFull, Spools, TooLarge
 from liveness.text import json_line, json_ready, uid_of
 
-T = TypeVar("T")
-
 _USERS: Final = "/v1/users/"
-_CLUSTER_USERS: Final = "/v1/cluster/users/"
 # Most records in an answer. One has at most 1 KiB; a hundred answers may be in memory.
 MAX_RECORDS: Final = 100
 # Roughly the longest time of a search that does not find enough records.
@@ -116,9 +110,7 @@ class UsersApi:
             ),
             Route(WHERE, self._where, methods=["POST"]),
             Route("/v1/users", self._list),
-            Route(f"{_CLUSTER_USERS}{{uid:path}}", self._cluster_user),
             Route(CLUSTER_WHERE, self._cluster_where, methods=["POST"]),
-            Route("/v1/cluster/hosts", self._hosts),
         ]
 
     async def _where(self, request: Request) -> Response:
@@ -147,7 +139,7 @@ class UsersApi:
         return api.json_text(f'{{"users":[{users}],"log":"{log}","seq":{seq}}}')
 
     async def _user(self, readers: trio.CapacityLimiter, request: Request) -> Response:
-        uid = uid_of_path(request, _USERS)
+        uid = uid_of_path(request)
         query = api.query_of(request, "limit")
         limit = api.number_in(query, "limit", RECORDS, MAX_RECORDS)
         status = self._engine.status_of(uid)
@@ -232,68 +224,33 @@ class UsersApi:
                 503, f"{message}repair the disk, and ask again"
             ) from error
 
-    # --- the cluster
-
-    @property
-    def _cluster(self) -> ClusterQuestions:
+    async def _cluster_where(self, request: Request) -> Response:
         if self._questions is None:
             message = "there is no cluster: this sidecar has neither cluster.url nor "
             raise api.ApiError(404, f"{message}cluster.nodes; ask /v1/users")
-        return self._questions
-
-    async def _cluster_user(self, request: Request) -> Response:
-        cluster = self._cluster
-        uid = uid_of_path(request, _CLUSTER_USERS)
         api.query_of(request)
-        shown = [
-            _session(place) | ({"device": place.uid} if place.device else {})
-            for place in await _places(cluster, [uid])
-        ]
-        page = json_ready({"uid": uid}) | {"online": bool(shown), "hosts": shown}
-        return JSONResponse(page)
-
-    async def _cluster_where(self, request: Request) -> Response:
-        cluster = self._cluster
-        api.query_of(request)
+        uids = await uids_of_body(request)
+        try:
+            places = await self._questions.places(uids, limit=MOST_UIDS + 1)
+        except Unanswered as error:
+            message = f"{error}; /v1/users has the users of this host"
+            raise api.ApiError(503, message) from error
+        if len(places) > MOST_UIDS:
+            message = f"these users have more than {MOST_UIDS} sessions"
+            raise api.ApiError(413, f"{message}; ask for fewer in one request")
         lines = list[str]()
-        places = await _places(cluster, await uids_of_body(request))
         for number, place in enumerate(places, 1):
             if number % UIDS_A_STEP == 0:
                 await trio.lowlevel.checkpoint()
-            lines.append(json_line(json_ready({"uid": place.uid}) | _session(place)))
+            row = {
+                "uid": place.uid,
+                "host": place.host,
+                "gateway": place.gateway,
+                "session": place.session,
+                "since": place.since or None,
+            }
+            lines.append(json_line(json_ready(row)))
         return api.json_text(f'{{"users":[{",".join(lines)}]}}')
-
-    async def _hosts(self, request: Request) -> Response:
-        cluster = self._cluster
-        api.query_of(request)
-        rows = await _answered(cluster.hosts())
-        shown = [row._asdict() | {"state": row.state.name.lower()} for row in rows]
-        return JSONResponse({"hosts": shown})
-
-
-async def _places(cluster: ClusterQuestions, uids: Iterable[Uid]) -> list[Place]:
-    places = await _answered(cluster.places(uids, limit=MOST_UIDS + 1))
-    if len(places) > MOST_UIDS:
-        message = f"these users have more than {MOST_UIDS} sessions"
-        raise api.ApiError(413, f"{message}; ask for fewer in one request")
-    return places
-
-
-async def _answered(answer: Awaitable[T]) -> T:
-    try:
-        return await answer
-    except Unanswered as error:
-        message = f"{error}; /v1/users has the users of this host"
-        raise api.ApiError(503, message) from error
-
-
-def _session(place: Place) -> dict[str, Any]:
-    return {
-        "host": place.host,
-        "gateway": place.gateway,
-        "session": place.session,
-        "since": place.since or None,
-    }
 
 
 async def uids_of_body(request: Request) -> list[Uid]:
@@ -337,13 +294,13 @@ def _checked_uids(given: Iterable[Any], start: int) -> Iterable[Uid]:
             raise api.ApiError(400, f"uids[{index}]: {error}") from None
 
 
-def uid_of_path(request: Request, prefix: str) -> Uid:
-    """The uid in the path, behind the prefix.
+def uid_of_path(request: Request) -> Uid:
+    """The uid in the path, behind `_USERS`.
 
     It is parsed from the raw bytes: Starlette replaces invalid UTF-8, which could yield the
     name of another user.
     """
-    name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(prefix.encode())
+    name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(_USERS.encode())
     try:
         return api.uid_in(name.decode())
     except UnicodeDecodeError:

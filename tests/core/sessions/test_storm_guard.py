@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from liveness.core.sessions.clearance import STORM
 from liveness.core.sessions.storm_guard import (
     BY_CALM,
-    BY_COMMAND,
     BY_FRESH,
     BY_TIME,
     Guard,
@@ -353,26 +352,6 @@ def test_a_storm_goes_on_while_too_many_were_judged_before_it(scene: Scene) -> N
     assert news(scene) == [StormEnded("g", BY_TIME, 1, 0)]
 
 
-def test_one_gateways_storm_can_be_released_or_all(scene: Scene) -> None:
-    for name in ("g", "h", "i"):
-        arrive(scene, 20, name)
-    scene.login("h", ["one more"])
-    assert scene.wait(30.5, "g", "h", "i") == []
-    guard = guard_of(scene)
-    assert len(news(scene)) == 3
-    assert guard.release(scene.gateway("h"), scene.now) == [
-        Storm("h", 21, HOLD_S - 0.5)
-    ]
-    assert guard.release(scene.gateway("h"), scene.now) == []
-    assert len(scene.fire()) == 21
-    released = guard.release(None, scene.now)
-    assert [storm.gateway for storm in released] == ["g", "i"]
-    assert news(scene) == [
-        StormEnded(name, BY_COMMAND, 0, 21 if name == "h" else 20) for name in "hgi"
-    ]
-    assert len(scene.fire()) == 40
-
-
 def test_a_gateway_that_comes_back_fresh_ends_its_storm_and_begins_none(
     scene: Scene,
 ) -> None:
@@ -428,7 +407,7 @@ STEP_S: Final = 1.0
 BUCKET_S: Final = 0.011  # a user is due once its bucket has passed
 EVENTS: Final = (
     *("pass", "pass", "pass", "login", "login", "speak", "logout", "own"),
-    *("mute", "read", "unlink", "link", "fresh", "release", "release all"),
+    *("mute", "read", "unlink", "link", "fresh"),
 )
 steps = st.lists(
     st.tuples(
@@ -493,10 +472,6 @@ class RandomScene:
                 self.link(name)
                 if event == "fresh":
                     assert len(scene.lose(name)) == len(known)
-            case "release":
-                self.guard.release(scene.gateway(name), scene.now)
-            case "release all":
-                self.guard.release(None, scene.now)
             case _:
                 return  # a gateway that is away or mute says nothing
         self.note()

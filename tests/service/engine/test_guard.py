@@ -8,7 +8,6 @@ import trio
 from liveness.config.settings import GuardSettings
 from liveness.core.sessions.storm_guard import (
     BY_CALM,
-    BY_COMMAND,
     BY_TIME,
 )
 from tests.service.rig import WAITING_PER_S, Rig
@@ -96,27 +95,6 @@ async def test_users_that_were_held_are_not_in_the_lateness(rig: Rig) -> None:
     assert decided(rig) == 1
     assert rig.counts.lateness["decided"].sum < 0.05
     assert 30 <= record["silence"] < 30.05
-
-
-@pytest.mark.rig(guard=SMALL)
-async def test_a_release_is_carried_out_at_once_and_logged(
-    rig: Rig, said: Lines
-) -> None:
-    gateway = await rig.gateway_of(USERS[:50])
-    quiet = await rig.gateway_of(USERS[50:90], "h")
-    await trio.sleep(35)
-    assert len(storms(said)) == 2
-    assert rig.engine.release("nobody") == []
-    (released,) = rig.engine.release("g")
-    assert released[:2] == ("g", 50)
-    began = trio.current_time()
-    await gateway.records(50)
-    assert trio.current_time() - began < 0.1
-    assert await quiet.is_told_nothing(5)
-    assert [storm.gateway for storm in rig.engine.release(None)] == ["h"]
-    await quiet.records(40)
-    whys = [line.get("why") for line in storms(said)]
-    assert whys == [None, None, BY_COMMAND, BY_COMMAND]
 
 
 @pytest.mark.rig(guard=GuardSettings(enabled=True, hold_s=600))

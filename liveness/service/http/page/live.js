@@ -114,16 +114,6 @@ function moment(ms) {
   return day === onHost(Date.now()).slice(0, 10) ? clock(ms) : `${day} ${clock(ms)}`;
 }
 
-/** A word quoted for a shell; invisible characters as bash's $'…' has them. */
-function quoted(word) {
-  const isPlain = /^[\w.@%+=:,/-]+$/.test(word);
-  const code = (char) => `\\U${char.codePointAt(0).toString(16).padStart(8, "0")}`;
-  const isSeen = word.search(UNSEEN) < 0;
-  const escaped = isSeen ? word.replaceAll("'", "'\\''") : word.replace(/[\\']/g, "\\$&").replace(UNSEEN, code);
-  const safe = isPlain ? word : `${isSeen ? "" : "$"}'${escaped}'`;
-  return word.startsWith("-") ? `-- ${safe}` : safe;
-}
-
 // --- the wheel ---------------------------------------------------------------------
 
 const INNER = 128;
@@ -819,12 +809,12 @@ function showNotices(summary) {
   for (const { outlet, since, detail } of summary.outlets.filter(({ state }) => state === "stopped")) {
     current.push([`outlet ${outlet}`, "alert", `${outlet} is stopped`, `Since ${clock(since)}: ${visible(detail)}. Its records wait in the log; nobody else is affected. See LivenessOutletStopped in docs/runbook.md.`]);
   }
-  const most = 5; // of storms, the largest first; /v1/guard has all
+  const most = 5; // of storms, the largest first
   for (const { gateway, users, left_s } of summary.storms.slice(0, most)) {
-    current.push([`storm ${gateway}`, "", `Storm guard holds ${plural(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Check that gateway. To let them go offline now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
+    current.push([`storm ${gateway}`, "", `Storm guard holds ${plural(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Check that gateway.`]);
   }
   const more = summary.storms.length - most + (summary.storms_more ?? 0);
-  if (more > 0) current.push(["storms", "", `${plural(more, "more storm")}`, "at other gateways: see /v1/guard, and ", make("code", {}, "liveness status")]);
+  if (more > 0) current.push(["storms", "", `${plural(more, "more storm")}`, "at other gateways: see ", make("code", {}, "liveness status")]);
   if (!summary.ready) current.push(["ready", "alert", "Not ready", summary.why.map(visible).join("; ") || "no reason is given"]);
   const obsolete = new Set(notices.keys());
   for (const [key, kind, title, ...text] of current) {
