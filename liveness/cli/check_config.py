@@ -8,11 +8,8 @@ from typing import Final
 
 import liveness.config.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, as `serve` does
 from liveness.cli.options import ConfigFile, declared
-from liveness.config.schema import Setting
-from liveness.config.secret_file import NotReadable
 from liveness.config.settings import Config
 from liveness.config.sources import load
-from liveness.console.terminal import report_line
 from liveness.errors import ConfigError, StartError
 
 
@@ -34,18 +31,11 @@ def _lines(config: Config) -> Iterator[str]:
             given = setting.value_in(config)
             source = config.sources.get(setting.name, "default")
             if setting.hides(given):
-                yield f"# {_hidden(setting, given)}  # {source}"
+                yield f"# {setting.key} is set, and not shown  # {source}"
             else:
                 yield f"{setting.key} = {_toml(given)}  # {source}"
             if setting.name == "flush_s":
                 yield f"# in effect: {config.flush:g} s"
-
-
-def _hidden(setting: Setting, given: object) -> str:
-    if part := setting.visible_part(given):
-        shown = _toml(f"{part}…")
-        return f"{setting.key} = {shown}  # complete it: the rest is not shown"
-    return f"{setting.key} is set, and not shown"
 
 
 def outlet_faults(config: Config) -> Iterator[StartError]:
@@ -83,7 +73,8 @@ command: Final = declared("check-config", "check-config --config liveness.toml")
 def show_settings(*, config: ConfigFile = None) -> None:
     """Print the settings in effect and the source of each; start nothing.
 
-    Then try the files and client settings of outlets, and say what is wrong.
+    Then try the files and client settings of outlets, and say what is wrong: so run this
+    as the sidecar's user.
     """
     found = load(file=None if config is None else Path(config))
     print(effective(found), end="", flush=True)
@@ -91,11 +82,5 @@ def show_settings(*, config: ConfigFile = None) -> None:
         from liveness.service.common import logs
 
         logs.configure("text", "error")  # of librdkafka: stdout has the settings
-    faults = list[str]()
-    for fault in outlet_faults(found):
-        if isinstance(fault, NotReadable):
-            report_line(f"{fault}, unless the sidecar runs as another user")
-        else:
-            faults.append(str(fault))
-    if faults:
+    if faults := [*map(str, outlet_faults(found))]:
         raise ConfigError(*faults)

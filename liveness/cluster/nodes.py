@@ -26,7 +26,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from liveness.config.cluster import ClusterSettings
-from liveness.config.secret_file import SecretFile
+from liveness.config.secret_file import read_secret
 from liveness.errors import StartError
 
 if TYPE_CHECKING:
@@ -284,13 +284,16 @@ def _credentials(
 def read_credential(settings: ClusterSettings) -> str | None:
     if settings.password_file is None:
         return None
-    file = SecretFile("cluster.password_file", settings.password_file, "password")
+    setting, path = "cluster.password_file", settings.password_file
+    data = read_secret(setting, path, "password")
     try:
-        password = file.read().decode().strip("\r\n")
+        password = data.decode().strip("\r\n")
     except UnicodeDecodeError:
-        raise file.refused("is not UTF-8; put only the password there") from None
+        why = "is not UTF-8; put only the password there"
+        raise StartError(f"{setting}: {path} {why}") from None
     if not password:
-        raise file.refused("is empty; put the password of Redis' user there")
+        why = "is empty; put the password of Redis' user there"
+        raise StartError(f"{setting}: {path} {why}")
     return password
 
 

@@ -152,7 +152,6 @@ class WebhookSettings(OutletSettings):
         unit=_URL,
         check=_check_url,
         hidden="[@?]",
-        visible=r"[^@?]*\?",
     )
     secret_file: Path = setting(
         MISSING,

@@ -23,12 +23,11 @@ def setting(
     flag: str = "",
     check: Callable[[Any], None] | None = None,
     hidden: str | None = None,
-    visible: str = "",
 ) -> Any:
     """A field that is a setting; see `Setting`. It is required if *default* is MISSING."""
     metadata = {
         "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check,
-        "hidden": hidden, "visible": visible,
+        "hidden": hidden,
     }  # fmt: skip
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -55,10 +54,8 @@ class Setting:
     check: Callable[[Any], None] | None = (
         None  # raises a ValueError with what it must be
     )
-    # A value that contains this pattern is never shown: it may hold a password. Empty: no
-    # value is shown. The beginning that `visible` matches may be shown.
+    # A value that contains this pattern is never shown: it may hold a password.
     hidden: str | None = None
-    visible: str = ""
 
     @property
     def name(self) -> str:
@@ -90,11 +87,6 @@ class Setting:
         if self.hidden is None or not given:
             return False
         return re.search(self.hidden, str(given)) is not None
-
-    def visible_part(self, given: object) -> str:
-        """The beginning of a hidden value that holds no password; empty: none."""
-        found = re.match(self.visible, str(given))
-        return found[0] if found else ""
 
     def fault(self, given: object, why: object, source: str = "") -> str:
         """What is wrong with a value, for a person."""

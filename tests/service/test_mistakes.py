@@ -588,9 +588,9 @@ FOR_PROGRAMS: Final = {
 
 # What has no row: a folder, or a function; and why.
 EXCUSED: Final = {
-    "cluster/questions.py:_in_time": "answered over HTTP: tests/cluster/test_questions.py",
+    "cluster/questions.py:places": "answered over HTTP: tests/cluster/test_questions.py",
     "lab": "of the laboratory: tests/lab, and what has its name in tests/system",
-    "cli/status.py:look": "a sidecar of another version: tests/cli/test_status.py",
+    "cli/status.py:screen": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
     "cli/compare.py:_lines_of": "takes gigabytes: tests/lab/compare/test_comparison.py",
     "service/links/credentials.py:access_to": "joins what the rows of [access] have",
@@ -607,7 +607,6 @@ EXCUSED: Final = {
     "service/storage/database.py:_state_of": "who may not read it: tests/system/test_explain.py",
     "service/storage/database.py:unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",
     "cluster/nodes.py:check_start": "takes a missing package: tests/cluster/test_connection.py",
-    "config/secret_file.py:refused": "the rows of token files: its text is the file's",
     "service/outlets/kafka/kafka_client.py:_refused": "what librdkafka says: tests/service/outlets/test_kafka_client.py",
     "cluster/nodes.py:tls_context": "of [cluster]: tests/cluster/test_connection.py",
     "console/cluster_lines.py:cluster_errors": "what Redis said: tests/cli/test_cluster_command.py",
@@ -618,7 +617,7 @@ EXCUSED: Final = {
     "config/settings_file.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
     "config/sources.py:check": "all that the sources have: tests/config/test_settings.py",
     "cli/check_config.py:show_settings": "the rows of a secret and of a setting of librdkafka",
-    "config/secret_file.py:read": "takes another user: tests/config/test_outlet_settings.py",
+    "config/secret_file.py:read_secret": "takes another user: tests/config/test_outlet_settings.py",
     "service/outlets/webhooks/webhook_outlet.py:retry_next": "takes a disk that refuses: tests/service/http/test_webhooks_api.py",
     "service/outlets/webhooks/sender.py:_check": "shown by `status`: tests/service/outlets/webhooks/test_webhook_sender.py",
     "service/outlets/webhooks/sender.py:secrets": "of [webhooks.NAME]: tests/service/outlets/webhooks/test_signing.py",

@@ -14,7 +14,8 @@ import structlog
 import trio
 from starlette.requests import Request
 
-from liveness.config.secret_file import SecretFile
+from liveness.config.secret_file import read_secret
+from liveness.errors import StartError
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.logs import LogThrottle
 from liveness.service.http.api import ApiError
@@ -79,13 +80,13 @@ def read_token(path: Path | None) -> Token | None:
     """
     if path is None:
         return None
-    file = SecretFile("http.token_file", path, "token")
-    secret = file.read().decode("latin-1").strip()
+    secret = read_secret("http.token_file", path, "token").decode("latin-1").strip()
+    why = ""
     if len(secret) < MIN_CHARACTERS:
-        why = f"has {len(secret)} characters; a token has {MIN_CHARACTERS} or more"
-        raise file.refused(f"{why} (openssl rand -base64 24)")
-    if not all("!" <= character <= "~" for character in secret):
-        raise file.refused(
-            "has characters other than printable ASCII; a token has no others"
-        )
+        why = f"has {len(secret)} characters; a token has {MIN_CHARACTERS} or more "
+        why += "(openssl rand -base64 24)"
+    elif not all("!" <= character <= "~" for character in secret):
+        why = "has characters other than printable ASCII; a token has no others"
+    if why:
+        raise StartError(f"http.token_file: {path} {why}")
     return Token(secret)

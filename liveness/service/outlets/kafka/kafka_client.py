@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import structlog
 
 from liveness.config.outlet_settings import FILE_SUFFIX, KafkaSettings
-from liveness.config.secret_file import SecretFile
+from liveness.config.secret_file import read_secret
 from liveness.errors import StartError
 from liveness.service.common.logs import LogThrottle, shortened
 
@@ -145,11 +145,12 @@ def value_in(place: str, path: Path) -> str:
     Raises:
         StartError: It cannot be read, or has no value.
     """
-    file = SecretFile(place, path, "value")
+    data = read_secret(place, path, "value")
     try:
-        text = file.read().decode().strip()
+        text = data.decode().strip()
     except UnicodeDecodeError:
-        raise file.refused("is not UTF-8; put only the value there") from None
+        why = "is not UTF-8; put only the value there"
+        raise StartError(f"{place}: {path} {why}") from None
     if not text or "\0" in text:
-        raise file.refused("has no value; put it there")
+        raise StartError(f"{place}: {path} has no value; put it there")
     return text

@@ -25,7 +25,7 @@ import h11
 import trio
 
 from liveness.config.outlet_settings import SECRET_RULE, WebhookSettings, secret_key
-from liveness.config.secret_file import NotReadable, SecretFile
+from liveness.config.secret_file import read_secret
 from liveness.errors import ConfigError, StartError
 from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
@@ -290,18 +290,19 @@ def secrets(name: str, settings: WebhookSettings) -> list[bytes]:
     Raises:
         StartError: They cannot be read, or one is not valid. It never shows them.
     """
-    file = SecretFile(f"{name}.secret_file", settings.secret_file, "secret")
+    setting, path = f"{name}.secret_file", settings.secret_file
     keys = []
-    for number, line in enumerate(file.read().splitlines(), 1):
+    lines = read_secret(setting, path, "secret").splitlines()
+    for number, line in enumerate(lines, 1):
         if text := line.decode("ascii", "replace").strip():
             try:
                 keys.append(secret_key(text))
             except ValueError:
-                raise file.refused(
-                    f"has no secret in line {number}: it must be {SECRET_RULE}"
-                ) from None
+                why = f"has no secret in line {number}: it must be {SECRET_RULE}"
+                raise StartError(f"{setting}: {path} {why}") from None
     if not keys:
-        raise file.refused(f"is empty; put a line there: {SECRET_RULE}")
+        why = f"is empty; put a line there: {SECRET_RULE}"
+        raise StartError(f"{setting}: {path} {why}")
     return keys
 
 
@@ -316,8 +317,7 @@ def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
     except OSError as error:
-        refusal = NotReadable if isinstance(error, PermissionError) else StartError
-        raise refusal(
+        raise StartError(
             f"{name}.ca_file: {settings.ca_file} cannot be used "
             f"({error.strerror or error}); name a readable file of certificates in PEM"
         ) from None
