@@ -26,99 +26,58 @@ from liveness.text import duration, escaped
 FOLLOWING: Final = "following"  # the state in which nothing is to be done
 LEAST_NAME_WIDTH: Final = 13
 MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
-# What is shown as the sidecar's summary has it.
-SAME: Final = (
-    *("version", "wheel", "uptime_s", "storms", "storms_more", "links", "stalled"),
-    *("link_troubles_forgotten", "early", "timers"),
-    *("log_pending", "log_bytes", "unattended_s"),
-)
-
 Rows = dict[str, str]
 
 
-def look(socket_path: Path) -> dict[str, Any]:
-    """Asks the sidecar at *socket_path* for its state, as `--json` shows it.
+def screen(path: Path, found: Mapping[str, Any]) -> str:
+    """The answer of the sidecar at the socket *path* to `/v1/wheel`, as text.
 
     Raises:
-        CommandError: It did not answer, or with something else.
+        CommandError: The answer has another form.
     """
-    found = request_json(socket_path, "/v1/wheel")
     try:
-        return _state(found) | {"socket": str(socket_path)}
+        return _as_text(path, found)
     except (AttributeError, KeyError, TypeError, ValueError):
         if "version" in found:
             raise CommandError(
-                f"the sidecar at {socket_path} has another version: restart it, or use the "
+                f"the sidecar at {path} has another version: restart it, or use the "
                 "`liveness` that it was started with"
             ) from None
-        raise unexpected_answer(socket_path) from None
+        raise unexpected_answer(path) from None
 
 
-def _state(found: Mapping[str, Any]) -> dict[str, Any]:
-    total, now_ms = found["total"], found["at"]
-
-    def by_gateway(key: str) -> dict[str, float]:
-        values = {row["name"]: row[key] for row in found["gateways"]}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def timed(shown: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(shown) | {"for_s": max(0.0, (now_ms - shown["since"]) / 1_000)}
-
-    users = by_gateway("users")
+def _as_text(path: Path, found: Mapping[str, Any]) -> str:
+    """One screen for a person: rows without news are left out."""
+    now_ms, total = found["at"], found["total"]
+    users = {row["name"]: row["users"] for row in found["gateways"]}
     if found["gateways_more"]:
         users[OTHER] = found["users"] - sum(users.values())
-    return {key: found[key] for key in SAME} | {
-        "ready": bool(found["ready"]),
-        "why": [str(reason) for reason in found["why"]],
-        "users_online": found["users"],
-        "users_by_gateway": users,
-        "timeout_s_by_gateway": by_gateway("timeout"),
-        "interval_s_by_gateway": by_gateway("interval"),
-        "mutes_by_gateway": by_gateway("mutes"),
-        "users_held": found["held"],
-        "link_troubles": [
-            dict(row) | {"ago_s": (now_ms - row["at"]) / 1_000}
-            for row in found["link_troubles"]
-        ],
-        "events": total["events"],
-        "offlines": total["offlines"],
-        "lateness_s": {
-            stage: {"p50": known["p50_s"], "p99": known["p99_s"]}
-            for stage, known in total["lateness"].items()
-        },
-        "cluster": found["cluster"] and timed(found["cluster"]),
-        "outlets": [timed(outlet) for outlet in found["outlets"]],
-        "log_seq": found["seq"],
-    }
-
-
-def as_text(found: Mapping[str, Any]) -> str:
-    """One screen for a person: rows without news are left out."""
     timers = {
         state: found["timers"].get(state, 0) for state in (PENDING, FIRED, FAILED)
     }
     rows = {
         "liveness": f"{found['version']} (wheel: {found['wheel']})",
-        "socket": found["socket"],
+        "socket": str(path),
         "ready": "yes" if found["ready"] else "no: " + "; ".join(found["why"]),
         "up": duration(found["uptime_s"]),
-        "users online": f"{found['users_online']:,.0f}",
-        "by gateway": _counts(found["users_by_gateway"]),
-        "held": _counts(found["users_held"]),
+        "users online": f"{found['users']:,.0f}",
+        "by gateway": _counts(users),
+        "held": _counts(found["held"]),
         **_advice(found),
         "links": _counts(found["links"]),
         "stalled": "; ".join(_first([*map(_stalled, found["stalled"])])),
-        **_troubles(found["link_troubles"]),
-        "events": _counts(found["events"]),
-        "offline": _counts(found["offlines"]),
+        **_troubles(found["link_troubles"], now_ms),
+        "events": _counts(total["events"]),
+        "offline": _counts(total["offlines"]),
         **{
-            f"{stage} after": f"p50 {_ms(p['p50'])}, p99 {_ms(p['p99'])} from the deadline"
-            for stage, p in found["lateness_s"].items()
+            f"{stage} after": f"p50 {_ms(p['p50_s'])}, p99 {_ms(p['p99_s'])} from the "
+            "deadline"
+            for stage, p in total["lateness"].items()
         },
         "early": f"{found['early']:,.0f} (must stay 0)",
         "timers": _counts(timers) if any(timers.values()) else "",
-        **_readers(found["cluster"], found["outlets"]),
-        "log": f"seq {found['log_seq']:,.0f}, {found['log_pending']:,.0f} pending, "
+        **_readers(found["cluster"], found["outlets"], now_ms),
+        "log": f"seq {found['seq']:,.0f}, {found['log_pending']:,.0f} pending, "
         f"{found['log_bytes'] / 2**20:.1f} MiB",
         "unattended": f"{found['unattended_s']:.1f} s",
     }
@@ -136,18 +95,18 @@ def _advice(found: Mapping[str, Any]) -> Rows:
             for storm in found["storms"]
         ]
         rows["storm"] = "; ".join(_first(storms, found["storms_more"]))
-    intervals = found["interval_s_by_gateway"]
     short = [
-        f"{name} users send every {intervals[name]:.1f} s, timeout {timeout:g} s"
-        for name, timeout in found["timeout_s_by_gateway"].items()
-        if is_short(timeout, intervals.get(name, 0.0))
+        f"{row['name']} users send every {row['interval']:.1f} s, timeout "
+        f"{row['timeout']:g} s"
+        for row in found["gateways"]
+        if is_short(row["timeout"], row["interval"] or 0.0)
     ]
     if short:
         rows["cadence"] = "; ".join(_first(short))
         rows["to mend"] = (
             f"a timeout of {TIMES} intervals or more survives a lost keepalive"
         )
-    mutes = {name: times for name, times in found["mutes_by_gateway"].items() if times}
+    mutes = {row["name"]: row["mutes"] for row in found["gateways"] if row["mutes"]}
     if mutes:
         rows["times mute"] = _counts(mutes)
     return rows
@@ -161,11 +120,11 @@ def _stalled(row: Mapping[str, Any]) -> str:
     return f"{row['role']} {row['name']} {why} for {lasting}, and gets no more"
 
 
-def _troubles(troubles: Sequence[Mapping[str, Any]]) -> Rows:
+def _troubles(troubles: Sequence[Mapping[str, Any]], now_ms: int) -> Rows:
     """The names refused or replaced within the last hour: they may not be watched."""
     rows = {
         what: "; ".join(
-            _first([_trouble(row) for row in troubles if row["what"] == what])
+            _first([_trouble(row, now_ms) for row in troubles if row["what"] == what])
         )
         for what in (REFUSED, REPLACED)
     }
@@ -174,24 +133,28 @@ def _troubles(troubles: Sequence[Mapping[str, Any]]) -> Rows:
     return rows
 
 
-def _trouble(row: Mapping[str, Any]) -> str:
+def _trouble(row: Mapping[str, Any], now_ms: int) -> str:
     name = "without a hello" if row["name"] is None else f"{row['role']} {row['name']}"
     why = "" if row["what"] == REPLACED else f" {row['code']},"
     times = "once" if row["times"] == 1 else f"{row['times']:,} times"
     process = f"process {row['pid']}" if row["pid"] else "a process"
     return (
-        f"{name}{why} {times}, last {duration(max(0.0, row['ago_s']))} ago, {process} of "
-        f"Unix user {row['unix_user']}"
+        f"{name}{why} {times}, last {_since(row['at'], now_ms)} ago, {process} of Unix user "
+        f"{row['unix_user']}"
     )
 
 
 def _readers(
-    cluster: Mapping[str, Any] | None, outlets: Sequence[Mapping[str, Any]]
+    cluster: Mapping[str, Any] | None,
+    outlets: Sequence[Mapping[str, Any]],
+    now_ms: int,
 ) -> Rows:
     """The cluster and each outlet, and what to do if they do not follow."""
     rows = {}
     if cluster is not None:
-        rows["cluster"] = f"{_lag(cluster)}, {cluster['users']:,} users on all hosts"
+        rows["cluster"] = (
+            f"{_lag(cluster, now_ms)}, {cluster['users']:,} users on all hosts"
+        )
         rows["why"] = cluster["detail"]
     for outlet in outlets:
         kept = outlet["dead_kept"]
@@ -204,7 +167,7 @@ def _readers(
         }
         parts = [f"{n:,} {name}" for name, n in counts.items() if n or name == "sent"]
         why = f"; {outlet['detail']}" if outlet["detail"] else ""
-        rows[outlet["outlet"]] = ", ".join([_lag(outlet), *parts]) + why
+        rows[outlet["outlet"]] = ", ".join([_lag(outlet, now_ms), *parts]) + why
         if kept:
             rows["dead letters"] = "see them by `liveness webhooks dead`"
     if letters := rows.pop("dead letters", None):
@@ -212,11 +175,15 @@ def _readers(
     return rows
 
 
-def _lag(reader: Mapping[str, Any]) -> str:
+def _lag(reader: Mapping[str, Any], now_ms: int) -> str:
     state = reader["state"]
     if state != FOLLOWING:
-        state = f"{state} for {duration(reader['for_s'])}"
+        state = f"{state} for {_since(reader['since'], now_ms)}"
     return f"{state}, lag {reader['lag_records']:,} records ({reader['lag_s']:.1f} s)"
+
+
+def _since(at_ms: int, now_ms: int) -> str:
+    return duration(max(0, now_ms - at_ms) / 1_000)
 
 
 def _counts(values: Mapping[str, float]) -> str:
@@ -248,13 +215,17 @@ def show_status(
         bool, Parameter(help="print nothing; only set the exit code")
     ] = False,
 ) -> int:
-    """Show the state of the sidecar; the exit code is 0 if it is ready, else 1."""
+    """Show the state of the sidecar; the exit code is 0 if it is ready, else 1.
+
+    With --json, the answer of /v1/wheel.
+    """
     path = socket_path(socket)
     if quiet:
         try:
             return 0 if send_request(path, "/readyz")[0] == HTTPStatus.OK else 1
         except CommandError:
             return 1
-    found = look(path)
-    print(f"{dumps(found, indent=2)}\n" if json else as_text(found), end="")
+    found = request_json(path, "/v1/wheel")
+    text = screen(path, found)
+    print(f"{dumps(found, indent=2)}\n" if json else text, end="")
     return 0 if found["ready"] else 1

@@ -197,7 +197,7 @@ class SidecarService:
         engine, parts, log_writer = self.engine, self.parts, self.log_writer
         readers = (log_writer, self.feed, self.streams)
         return (
-            LiveApi(self.summaries, *readers, self._turnstile, mono=self._clock.mono),
+            LiveApi(self.summaries, *readers, self._turnstile),
             FeedApi(
                 *readers,
                 clock=self._clock,

@@ -22,8 +22,8 @@ from anyio.lowlevel import checkpoint
 from trio.testing import MockClock
 
 import liveness
-from liveness.cli.status import look
 from liveness.client.task_runner import LAST_S
+from liveness.console.admin_client import request_json
 from tests.helpers.wire import packed
 from tests.system.client import Client
 from tests.system.conftest import QUICK_FLUSH_S, Start
@@ -494,7 +494,9 @@ def test_a_gateway_serves_on_while_another_process_has_its_name_and_resumes(
             mine = {uid: row[2] for uid, row in online.items() if uid in found}
             assert mine == found
             assert states == ["linked", "replaced", "away", "linked"]
-            troubles = (await aside(lambda: look(sidecar.socket)))["link_troubles"]
+            troubles = (await aside(lambda: request_json(sidecar.socket, "/v1/wheel")))[
+                "link_troubles"
+            ]
             pids = [row["pid"] for row in troubles if row["name"] == name]
             assert pids == [twin.pid], "the latest to lose the name"
 

@@ -7,23 +7,18 @@
 
 The cost of a stream of summaries does not depend on the load: each summary has only the
 newest matching records, and how many it leaves out. A slow reader misses seconds. The first
-records come from memory; after a restart of the sidecar, from the end of the log.
+records come from memory: after a restart of the sidecar there are none.
 """
 
-import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Final
 
-import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from liveness.core.records import Logged, Subscription
-from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
-from liveness.service.common.threads import in_thread
+from liveness.core.records import Subscription
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.http import api
 from liveness.service.http.event_stream import (
@@ -44,10 +39,6 @@ MAX_RECORDS: Final = 50
 # second at the promised load. Older ones count as left out, matching or not. A stream
 # begins with the matches among as many of the newest records.
 MAX_SEARCHED: Final = 20_000
-# How many records that search reads at a time.
-SEARCH_STEP: Final = 1_000
-
-_log = structlog.get_logger("http")
 
 
 class LiveApi:
@@ -60,10 +51,7 @@ class LiveApi:
         feed: LogTail,
         streams: Streams,
         turnstile: Turnstile,
-        *,
-        mono: Callable[[], float],
     ) -> None:
-        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
         self._summaries = summaries
         self._log_writer = log_writer
         self._feed = feed
@@ -97,7 +85,11 @@ class LiveApi:
     async def _send_summaries(self, stream: Stream, subscription: Subscription) -> None:
         log_writer, summaries = self._log_writer, self._summaries
         position, log = log_writer.durable_seq, log_writer.store.log
-        records, after = await self._recent(position, subscription)
+        first = self._feed.first
+        after = position if first is None else max(first - 1, position - MAX_SEARCHED)
+        records = self._feed.newest(after, subscription, MAX_RECORDS)
+        if len(records) == MAX_RECORDS:
+            after = records[0].record.seq - 1
         shown = f'"records":[{_json(records)}],"records_after":{after}'
         history = f"{summaries.history_text[:-1]},{shown}}}"
         await stream.send(event("history", history, id=f"{log}:{position}"))
@@ -125,48 +117,6 @@ class LiveApi:
             found = self._found[key] = _json(records), count - len(records)
         text, left_out = found
         return f'"records":[{text}],"left_out":{left_out + skipped}'
-
-    async def _recent(
-        self, newest: int, subscription: Subscription
-    ) -> tuple[list[TailEntry], int]:
-        """The newest records up to *newest* that match, of the last `MAX_SEARCHED`.
-
-        And the seq above which these are all.
-        """
-        after = max(newest - MAX_SEARCHED, self._log_writer.first - 1)
-        entries = self._feed.newest(after, subscription, MAX_RECORDS)
-        first = self._feed.first
-        reached = newest if first is None else first - 1  # searched from the top
-        while len(entries) < MAX_RECORDS and reached > after:
-            step = max(after, reached - SEARCH_STEP)
-            read = partial(self._read, step, reached, subscription)
-            try:
-                found = await in_thread(read, limiter=self._feed.guests)
-            except (sqlite3.Error, OSError) as error:
-                message = (
-                    "the log cannot be read: a stream begins without older records"
-                )
-                self._log_throttled(
-                    _log.warning, message, key=message, error=str(error)
-                )
-                return entries, reached
-            entries = [*map(TailEntry, found), *entries]
-            reached = step
-        if len(entries) >= MAX_RECORDS:
-            entries = entries[-MAX_RECORDS:]
-            after = entries[0].record.seq - 1
-        return entries, after
-
-    def _read(self, after: int, until: int, subscription: Subscription) -> list[Logged]:
-        """The matching records of a range of the log; damaged ones are left out."""
-        found: list[Logged] = []
-        while after < until:
-            rows = self._log_writer.store.read(
-                after=after, until=until, wanted=subscription, limit=SEARCH_STEP
-            )
-            found += rows.records
-            after = max(rows.reached, after + 1)
-        return found
 
 
 def _json(entries: Iterable[TailEntry]) -> str:
