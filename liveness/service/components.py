@@ -126,7 +126,6 @@ class SidecarService:
             self._store,
             TimerWriter(
                 table,
-                clock=self._clock,
                 # Made below, since it needs what needs the writers.
                 on_applied=lambda *applied: self._timer_loop.applied(*applied),
             ),

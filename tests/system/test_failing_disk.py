@@ -23,7 +23,7 @@ from liveness.service.storage.database import companions, is_full
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import COMMIT_RECORDS
-from liveness.service.storage.wal import MOST_GROWTH_BYTES
+from liveness.service.storage.writer import MOST_GROWTH_BYTES
 from liveness.service.timers.timer_store import (
     PAGE_BYTES,
     TRIM_ROWS,
@@ -337,7 +337,7 @@ def test_on_a_full_filesystem_the_reserve_lets_ended_timers_be_deleted(
     disk_with_room: Path, full_table: TimerStore
 ) -> None:
     with filled(disk_with_room):
-        full_table.wal.write_back()
+        full_table.writer.write_back()
         while full_table.trim(oldest_ms=0, most=100):
             pass
         assert ended(full_table) == 100

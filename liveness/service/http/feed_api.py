@@ -123,7 +123,7 @@ class FeedApi:
         first = json_line({"log": log, "seq": reader.position, "new": is_new})
         await stream.send(event("log", first, id=f"{log}:{reader.position}"))
         id_ = f"id: {log}".encode()  # in front of each event
-        self._feed.follow(reader, stream.wake.notify)
+        self._feed.follow(reader.tail, stream.wake.notify)
         try:
             least = inf  # the fewest records that the reader was behind
             has_settled = False
@@ -131,7 +131,7 @@ class FeedApi:
                 while reader.is_behind or has_settled:
                     has_settled = False
                     is_last = stream.streams.is_stopping
-                    behind = log_writer.durable_seq - reader.reached
+                    behind = log_writer.durable_seq - reader.tail.position
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
@@ -147,7 +147,7 @@ class FeedApi:
                 await trio.sleep(GATHER_S)
                 has_settled = not await stream.wait(reader.next_in_s)
         finally:
-            self._feed.unfollow(reader)
+            self._feed.unfollow(reader.tail)
             reader.close()
 
     async def _read(self, reader: DampedReader) -> list[tuple[int, TailEntry]]:

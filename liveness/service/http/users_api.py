@@ -48,7 +48,7 @@ from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.spools import Spool, SpoolFull, Spools, TooLarge
+from liveness.service.storage.spools import Spool, SpoolFull, Spools
 from liveness.text import json_line, json_ready, uid_of
 
 _USERS: Final = "/v1/users/"
@@ -215,7 +215,7 @@ class UsersApi:
                 partial(online_list.write_lines, self._log_writer.store),
                 limiter=self._feed.guests,
             )
-        except (SpoolFull, TooLarge) as error:
+        except SpoolFull as error:
             self._counts.limits_met["limits.max_spool_bytes"] += 1
             raise api.ApiError(503, str(error)) from error
         except (sqlite3.Error, OSError) as error:

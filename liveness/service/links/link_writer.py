@@ -33,7 +33,7 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.storage import online_list
 from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.spools import SpoolFull, Spools, TooLarge
+from liveness.service.storage.spools import SpoolFull, Spools
 
 # The pause after a failure to read the disk.
 RETRY_S: Final = 1.0
@@ -160,7 +160,7 @@ class LinkWriter:
             spool = await delivery.spools.make(
                 fill, limiter=delivery.feed.disk, needed_bytes=self._needed_bytes
             )
-        except (sqlite3.Error, OSError, SpoolFull, TooLarge) as error:
+        except (sqlite3.Error, OSError, SpoolFull) as error:
             self._put_off_list(error)
             return False
         self._needed_bytes = 0
@@ -175,13 +175,14 @@ class LinkWriter:
         message = "a list is put off"
         self._delivery.every(_log.warning, message, key=message, error=str(error))
         self._list_retry_at = trio.current_time() + RETRY_S
-        limit, what_to_do = "limits.max_spool_bytes", ""  # the error says it
+        limit, what_to_do = "limits.unread_s", "; mend that, and ask again"
+        is_hopeless = False
         if isinstance(error, SpoolFull):
+            limit, what_to_do = "limits.max_spool_bytes", ""  # the error says it
             self._needed_bytes = error.needed_bytes
-        elif not isinstance(error, TooLarge):
-            limit, what_to_do = "limits.unread_s", "; mend that, and ask again"
+            is_hopeless = self._needed_bytes > self._delivery.spools.most_bytes
         why = LimitMet(limit, f"a list cannot be given: {error}{what_to_do}")
-        self._outbox.list_put_off(why, is_hopeless=isinstance(error, TooLarge))
+        self._outbox.list_put_off(why, is_hopeless=is_hopeless)
 
     async def _write_notices(self) -> bool:
         """Write a frame of records; return whether any were read from the log."""

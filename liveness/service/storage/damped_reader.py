@@ -21,7 +21,6 @@ from liveness.core.sessions.damping import (
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_tail import (
     LogTail,
-    TailCommit,
     TailEntry,
     TailReader,
 )
@@ -74,21 +73,17 @@ class DampedReader:
         self._clock = clock
         self._wanted = wanted
         self._settle_s = settle_s
-        self._reader = TailReader(
+        # It has read the log further than `position`, if offlines wait.
+        self.tail = TailReader(
             log_writer, feed, ReadPosition(read, position), is_guest=True
         )
 
     @property
     def position(self) -> int:
         """Everything up to this seq was taken, or does not concern the reader."""
-        reached = self._reader.position
+        reached = self.tail.position
         passed = None if self._damper is None else self._damper.position
         return reached if passed is None else min(reached, passed)
-
-    @property
-    def reached(self) -> int:
-        """The log was read up to this seq."""
-        return self._reader.position
 
     @property
     def is_damped(self) -> bool:
@@ -104,7 +99,7 @@ class DampedReader:
     def is_behind(self) -> bool:
         """Whether `take` has something to read or to return now."""
         has_more = self._damper is not None and self._damper.has_more
-        return has_more or self._reader.is_behind
+        return has_more or self.tail.is_behind
 
     @property
     def next_in_s(self) -> float:
@@ -117,10 +112,6 @@ class DampedReader:
             return inf
         # At most `settle_s`, if its stamp is from before the wall clock was set back.
         return min(max(0, wait_ms) / 1000, self._settle_s)
-
-    def passes(self, commit: TailCommit) -> bool:
-        """As `TailReader.passes`."""
-        return self._reader.passes(commit)
 
     def close(self) -> None:
         """Give back the room of what waits."""
@@ -138,8 +129,8 @@ class DampedReader:
         """
         entries: list[TailEntry] = []
         damper, log_writer = self._damper, self._log_writer
-        if self._reader.is_behind and not (damper and damper.is_busy):
-            entries = await self._reader.take(
+        if self.tail.is_behind and not (damper and damper.is_busy):
+            entries = await self.tail.take(
                 limit, wall_ms=self._clock.wall_ms(), most_bytes=most_bytes
             )
         if damper is None:
@@ -148,7 +139,7 @@ class DampedReader:
             record = entry.record
             at = 0 if isinstance(record, Gap) else log_writer.decided_ms(record)
             damper.put(entry, damped_record(record, users=self._wanted.users, at=at))
-        if not self._reader.is_behind:
+        if not self.tail.is_behind:
             damper.complete(min(self._mono_ms, log_writer.oldest_pending_ms))
         return [passed.item for passed in damper.take(limit)]
 

@@ -17,7 +17,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 from zlib import crc32
 
 import structlog
@@ -101,11 +101,9 @@ def store_clock(db: sqlite3.Connection, at: StateTime) -> None:
     db.execute(PUT_META, [_CLOCK, value])
 
 
-class WallStep(NamedTuple):
-    """From the record `seq` on, stamps are so much ahead of the state's clock."""
-
-    seq: int
-    wall_ahead_ms: int
+# From the record with this seq on, stamps are ahead of the state's clock by this many
+# milliseconds.
+WallStep = tuple[int, int]
 
 
 def stored_steps(db: sqlite3.Connection) -> list[WallStep]:
@@ -116,10 +114,9 @@ def stored_steps(db: sqlite3.Connection) -> list[WallStep]:
     """
     value = meta(db, _STEPS)
     try:
-        steps = [WallStep(*map(int, step)) for step in json.loads(str(value or "[]"))]
+        return [(int(seq), int(ms)) for seq, ms in json.loads(str(value or "[]"))]
     except (ValueError, TypeError):
         raise damage_error("the steps of the clock in its meta make no sense") from None
-    return steps
 
 
 def store_steps(db: sqlite3.Connection, steps: Sequence[WallStep]) -> None:

@@ -80,7 +80,7 @@ from liveness.service.storage.log_schema import (
 from liveness.service.storage.log_trimmer import LogTrimmer
 from liveness.service.storage.private_folders import identity
 from liveness.service.storage.state_lock import LOCK, locked_folder
-from liveness.service.storage.wal import Wal
+from liveness.service.storage.writer import Writer
 from liveness.text import utc_time
 
 DATABASE: Final = "liveness.db"
@@ -201,7 +201,9 @@ class LogStore:
             db.execute("commit")
         else:
             migrate(db, self.path, stored)
-        self.wal = Wal(db, self.path, self.reserve, most_bytes=WAL_BYTES)
+        self.writer = Writer(
+            "the log", db, self.path, self.reserve, most_bytes=WAL_BYTES
+        )
         self.trimmer = LogTrimmer(db, self.reserve)
         log = meta(db, "log")
         try:
@@ -273,7 +275,7 @@ class LogStore:
         return identity(self.path) == self.files.get(self.path)
 
     def close(self) -> None:
-        self.wal.close()
+        self.writer.close()
         self._db.close()
         if self._mark is not None:
             self._mark.close()
@@ -413,7 +415,7 @@ class LogStore:
             self.steps = [*steps]
         if self._mark is not None and batch.records:
             self._mark.raise_to(batch.records.last + 1)
-        self.wal.keep_growth_small()
+        self.writer.keep_growth_small()
 
     def begin(self, at: StateTime) -> None:
         """At the end of a start: store what the next one has to know of this one."""

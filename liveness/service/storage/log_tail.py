@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from itertools import takewhile
 from math import inf
 from sys import getsizeof
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -84,14 +84,6 @@ class TailCommit:
         return entry
 
 
-class Follower(Protocol):
-    """A reader that waits for records that concern it."""
-
-    def passes(self, commit: TailCommit) -> bool:
-        """Skip a commit that does not concern this reader; return whether it does not."""
-        ...
-
-
 class LogTail:
     """The newest commits, and the readers that wait for the next one.
 
@@ -104,7 +96,7 @@ class LogTail:
         self._keep = keep
         self._weight = 0
         self._tail: deque[TailCommit] = deque()
-        self._readers: dict[Follower, Callable[[], None]] = {}
+        self._readers: dict[TailReader, Callable[[], None]] = {}
         self._awaiting: dict[Callable[[], None], None] = {}
         self.disk = trio.CapacityLimiter(DISK_READERS)
         self.guests = trio.CapacityLimiter(GUESTS)
@@ -128,11 +120,11 @@ class LogTail:
         for notify in awaiting:
             notify()
 
-    def follow(self, reader: Follower, notify: Callable[[], None]) -> None:
+    def follow(self, reader: "TailReader", notify: Callable[[], None]) -> None:
         """Call *notify* after each commit with records that concern *reader*."""
         self._readers[reader] = notify
 
-    def unfollow(self, reader: Follower) -> None:
+    def unfollow(self, reader: "TailReader") -> None:
         self._readers.pop(reader, None)
 
     def notify_at_commit(self, notify: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ Some hundred marks are enough to know an age to a hundredth of the retention.
 import json
 import sqlite3
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from liveness.core.wire.uids import is_natural
 from liveness.service.storage import log_pages
@@ -47,11 +47,8 @@ _FORGET_TRIMMED: Final = (
 )
 
 
-class Mark(NamedTuple):
-    """All records up to `seq` were written by `at_ms`."""
-
-    seq: int
-    at_ms: int
+# A seq and a moment: all records up to the seq were written by then.
+Mark = tuple[int, int]
 
 
 class LogTrimmer:
@@ -67,9 +64,9 @@ class LogTrimmer:
         stored = meta(db, _AGES)
         self._has_marks = stored is not None
         try:
-            self.marks = [Mark(*values) for values in json.loads(str(stored or "[]"))]
+            self.marks = [(seq, ms) for seq, ms in json.loads(str(stored or "[]"))]
         except (ValueError, TypeError):
-            self.marks = [Mark(-1, -1)]
+            self.marks = [(-1, -1)]
         if not all(is_natural(value) for mark in self.marks for value in mark):
             raise damage_error("the ages of the log in its meta make no sense")
 
@@ -77,7 +74,7 @@ class LogTrimmer:
         """At the start: the records of a version without marks count as written now."""
         if not self._has_marks:
             newest = log_pages.newest(self._db)
-            self._store([Mark(newest, now_ms)] if newest else [])
+            self._store([(newest, now_ms)] if newest else [])
 
     def note(self, mark: Mark, *, oldest_ms: int, retention_ms: int) -> None:
         """Add a mark, if it says enough that is new; forget those that are not needed.
@@ -85,14 +82,15 @@ class LogTrimmer:
         The mark is the newest durable record, and now. What was written before
         *oldest_ms* is deleted.
         """
-        last = self.marks[-1] if self.marks else Mark(0, -retention_ms)
-        if mark.seq > last.seq and mark.at_ms - last.at_ms >= retention_ms // MARKS:
+        seq, at_ms = mark
+        last_seq, last_ms = self.marks[-1] if self.marks else (0, -retention_ms)
+        if seq > last_seq and at_ms - last_ms >= retention_ms // MARKS:
             due = self.written_before(oldest_ms)
-            self._store([*(known for known in self.marks if known.seq >= due), mark])
+            self._store([*(known for known in self.marks if known[0] >= due), mark])
 
     def written_before(self, at_ms: int) -> int:
         """The newest seq that is known to be older than that; 0 if none is."""
-        return max((mark.seq for mark in self.marks if mark.at_ms < at_ms), default=0)
+        return max((seq for seq, by_ms in self.marks if by_ms < at_ms), default=0)
 
     def _store(self, marks: list[Mark]) -> None:
         self._db.execute(PUT_META, [_AGES, json.dumps(marks)])

@@ -30,9 +30,7 @@ from liveness.service.common.clock import STEP_MS, Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.storage.log_pages import END, PAGE_RECORDS
-from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.writer import Writer
 
 # The most records of one transaction. They take about 25 ms to write, the longest that a
 # new record should wait for those before it.
@@ -88,10 +86,10 @@ class LogWriter:
         self._offsets = deque[tuple[int, int]](maxlen=MOST_STEPS)
         # The same of all processes, for the next one. What was lost has none.
         self._steps = deque(
-            (step for step in store.steps if step.seq < next_seq), MOST_STEPS
+            (step for step in store.steps if step[0] < next_seq), MOST_STEPS
         )
         if store.clock is not None and not self._steps:  # as old logs have it
-            self._steps.append(WallStep(0, store.clock.wall_ahead_ms))
+            self._steps.append((0, store.clock.wall_ahead_ms))
         for seq, wall_ahead_ms in self._steps:
             ago_ms = clock.state_ms() - round(clock.mono() * 1000)
             self._offsets.append((seq, -wall_ahead_ms - ago_ms))
@@ -103,7 +101,7 @@ class LogWriter:
         # What trims the log sets these two.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
-        self.writer = Writer("the log", store.wal, clock=clock)
+        self.writer = store.writer
 
     @property
     def failure(self) -> str | None:
@@ -160,8 +158,8 @@ class LogWriter:
         if not self._offsets or abs(offset_ms - self._offsets[-1][1]) > STEP_MS:
             self._offsets.append((seq, offset_ms))
             wall_ahead_ms = self._clock.wall_ahead_ms()
-            if not self._steps or wall_ahead_ms != self._steps[-1].wall_ahead_ms:
-                self._steps.append(WallStep(seq, wall_ahead_ms))
+            if not self._steps or wall_ahead_ms != self._steps[-1][1]:
+                self._steps.append((seq, wall_ahead_ms))
 
     # --- queueing changes -----------------------------------------------------
 

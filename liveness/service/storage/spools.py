@@ -28,15 +28,14 @@ Fill = Callable[[Callable[[bytes], None]], None]
 
 
 class SpoolFull(Exception):
-    """There is no room at present for a spool of at least *needed_bytes*."""
+    """There is no room for a spool of at least *needed_bytes*.
+
+    There never will be if these are more than `Spools.most_bytes`.
+    """
 
     def __init__(self, why: str, needed_bytes: int) -> None:
         super().__init__(why)
         self.needed_bytes = needed_bytes
-
-
-class TooLarge(Exception):
-    """A spool is larger than all spools together may be."""
 
 
 class Spool:
@@ -111,8 +110,7 @@ class Spools:
         *needed_bytes*, as far as is known.
 
         Raises:
-            SpoolFull: There is no room at present.
-            TooLarge: There will never be room.
+            SpoolFull: There is no room.
             OSError, sqlite3.Error: The disk, or *fill*, failed.
         """
         spool = Spool(self)
@@ -128,7 +126,8 @@ class Spools:
         try:
             await in_thread(run, limiter=limiter)
         except BaseException as error:
-            self.is_short |= isinstance(error, SpoolFull)
+            if isinstance(error, SpoolFull) and error.needed_bytes <= self.most_bytes:
+                self.is_short = True
             spool.close()
             raise
         finally:
@@ -140,13 +139,13 @@ class Spools:
         """Check that *more* bytes may be written to a spool; called in its thread.
 
         Raises:
-            SpoolFull: There is no room at present.
-            TooLarge: There will never be room.
+            SpoolFull: There is no room.
         """
         if spool.size + more > self.most_bytes:
-            raise TooLarge(
+            raise SpoolFull(
                 f"one answer takes more than the {self.most_bytes} bytes that all "
-                "answers on disk together may take; raise limits.max_spool_bytes"
+                "answers on disk together may take; raise limits.max_spool_bytes",
+                spool.size + more,
             )
         after = self.bytes + more
         if after > self.most_bytes:

@@ -19,7 +19,6 @@ from liveness.core.timer_states import Fire, TimerCommand
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.log_trimmer import Mark
 from liveness.service.storage.log_writer import LogWriter
 from liveness.service.timers.timer_writer import TimerWriter
 
@@ -200,9 +199,7 @@ class StateWriter(LogWriter):
             is_behind |= await self._trim_timers(
                 oldest_ms=oldest_ms, most_ended=most_ended, forgot=forgot
             )
-            note = partial(
-                self.store.trimmer.note, Mark(seq, now_ms), oldest_ms=oldest_ms
-            )
+            note = partial(self.store.trimmer.note, (seq, now_ms), oldest_ms=oldest_ms)
             await self._write_meta(partial(note, retention_ms=retention_ms))
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
 

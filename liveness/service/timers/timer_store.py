@@ -54,7 +54,7 @@ from liveness.service.storage.database import (
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_schema import store_clock, stored_clock
 from liveness.service.storage.private_folders import bytes_left
-from liveness.service.storage.wal import SHORT_BYTES, Wal
+from liveness.service.storage.writer import SHORT_BYTES, Writer
 from liveness.service.timers import timer_sql
 from liveness.service.timers.timer_sql import single_value
 
@@ -163,7 +163,13 @@ class TimerStore:
                 f"begin immediate; {timer_sql.TABLES} "
                 f"insert into meta values ('schema', {SCHEMA}); commit;"
             )
-        self.wal = Wal(db, self.path, self._reserve, most_bytes=MOST_WAL_BYTES)
+        self.writer = Writer(
+            "the timers' table",
+            db,
+            self.path,
+            self._reserve,
+            most_bytes=MOST_WAL_BYTES,
+        )
         previous = meta(db, "log")
         if previous != log:
             with transaction(db):
@@ -182,7 +188,7 @@ class TimerStore:
         return value
 
     def close(self) -> None:
-        self.wal.close()
+        self.writer.close()
         self._db.close()
 
     @property
@@ -229,7 +235,7 @@ class TimerStore:
             self._store(outcome)
             self._write_meta(seq, newest)
         self._raise_meta(seq, newest)
-        self.wal.keep_growth_small()
+        self.writer.keep_growth_small()
         # Of several cancels of one ext, the last one cancels all that is left.
         unfinished = {
             (command.gateway, command.ext): command

@@ -16,9 +16,7 @@ from typing import Final, NamedTuple
 from liveness.core.sessions.fair_share import fair_share
 from liveness.core.timer_states import Fire, TimerCommand
 from liveness.core.timers.timer_commands import TimerTransaction
-from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
-from liveness.service.storage.writer import Writer
 from liveness.service.timers.timer_store import TimerStore
 
 # The most commands of one transaction. With texts of full length they are 4 MB, and take
@@ -44,11 +42,10 @@ class TimerWriter:
         self,
         table: TimerStore,
         *,
-        clock: Clock,
         on_applied: Callable[[list[TimerCommand], TimerTransaction], None],
     ) -> None:
         self.table = table
-        self.writer = Writer("the timers' table", table.wal, clock=clock)
+        self.writer = table.writer
         self._on_applied = on_applied
         # The requests that are queued or being written; attempts are counted apart, as
         # gateways are not read while they have too many of these.

@@ -27,7 +27,6 @@ from liveness.service.common.clock import Clock
 from liveness.service.storage.log_pages import END
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail, TailReader
-from liveness.service.storage.log_trimmer import Mark
 from liveness.service.storage.outlet_schema import DATABASE as OUTLETS
 from liveness.service.storage.outlet_schema import TABLES
 from liveness.service.timers.state_writer import StateWriter
@@ -72,7 +71,7 @@ def users(count: int, first: int = 1) -> list[OnlineRow]:
 def write(store: LogStore, *records: Logged) -> None:
     """Write a commit, and note in memory that this was at the stamp of the last record."""
     store.write(Batch(batch_of(records)))
-    store.trimmer.marks.append(Mark(records[-1].seq, records[-1].at))
+    store.trimmer.marks.append((records[-1].seq, records[-1].at))
 
 
 def add_outlets(folder: Path, log: str, seq: int) -> None:
@@ -168,7 +167,7 @@ def journal_of(
     with closing(TimerStore(store.folder, log=store.log)) as table:
         yield StateWriter(
             store,
-            TimerWriter(table, clock=clock, on_applied=on_applied),
+            TimerWriter(table, on_applied=on_applied),
             Decisions(
                 store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
             ),

@@ -8,12 +8,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from liveness.service.common.clock import Clock
 from liveness.service.storage import log_store
 from liveness.service.storage.database import companions, pragma, reading
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.wal import MOST_GROWTH_BYTES
-from liveness.service.storage.writer import CHECKPOINT_EVERY_S, Writer
+from liveness.service.storage.writer import CHECKPOINT_EVERY_S, MOST_GROWTH_BYTES
 from tests.helpers import disk
 from tests.service.storage.journals import fill
 
@@ -26,7 +24,7 @@ class Rig:
 
     def __init__(self, store: LogStore) -> None:
         self.store = store
-        self.writer = Writer("the log", store.wal, clock=Clock())
+        self.writer = store.writer
 
     @property
     def wal_bytes(self) -> int:

@@ -16,7 +16,6 @@ from liveness.errors import StateError
 from liveness.service.storage.database import check_structure, reading
 from liveness.service.storage.log_pages import PAGE_RECORDS
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
-from liveness.service.storage.log_trimmer import Mark
 from tests.helpers import disk
 from tests.service.storage.journals import (
     ALL,
@@ -221,7 +220,7 @@ def test_no_damage_to_the_file_loses_records_in_silence(
             return
         given = seqs_of(store)
         records = {record.seq: record for record in page(store)}
-        store.trimmer.marks = [Mark(2**62, 0)]
+        store.trimmer.marks = [(2**62, 0)]
         try:
             while trim(store, oldest_ms=10**15):
                 pass

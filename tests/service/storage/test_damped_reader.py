@@ -87,7 +87,7 @@ async def test_the_position_stays_before_an_offline_that_waits(log: Log) -> None
     damped = reader(log)
     publish(log, on(1), off(2), on(3, "bob"))
     assert [r.seq for r in await take(damped, 0)] == [1, 3]
-    assert (damped.position, damped.reached, damped.waiting) == (1, 3, 1)
+    assert (damped.position, damped.tail.position, damped.waiting) == (1, 3, 1)
     assert damped.next_in_s == SETTLE_S
     assert [r.seq for r in await take(damped, SETTLE_S)] == [2]
     assert (damped.position, damped.waiting) == (3, 0)

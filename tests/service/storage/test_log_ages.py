@@ -8,7 +8,7 @@ import pytest
 
 from liveness.errors import StateError
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.log_trimmer import MARKS, Mark
+from liveness.service.storage.log_trimmer import MARKS
 from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import online, page, trim
 
@@ -24,7 +24,7 @@ def write(store: LogStore, *stamps: int) -> None:
 
 def note(store: LogStore, seq: int, at_ms: int) -> None:
     """Note that the record *seq* is on disk now; retention is an hour."""
-    mark, oldest_ms = Mark(seq, at_ms), at_ms - HOUR_MS
+    mark, oldest_ms = (seq, at_ms), at_ms - HOUR_MS
     store.trimmer.note(mark, oldest_ms=oldest_ms, retention_ms=HOUR_MS)
 
 

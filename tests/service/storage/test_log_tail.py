@@ -27,7 +27,6 @@ from liveness.core.wire.framing import encode
 from liveness.service.storage.log_pages import PAGE_BYTES
 from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
-from liveness.service.storage.log_trimmer import Mark
 from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import BOUNDED, examples
 from tests.service.storage.journals import Log, log_of
@@ -90,7 +89,7 @@ def encode_all(records: Iterable[Logged | Gap]) -> bytes:
 def trim(log: Log, *, below: int) -> None:
     """Trim the pages below *below*, as `LogWriter.trim` does."""
     store = log.log_writer.store
-    store.trimmer.marks = [Mark(below - 1, 0)]
+    store.trimmer.marks = [(below - 1, 0)]
     store.trimmer.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
     log.log_writer.first, _ = store.bounds()
     assert log.log_writer.first == below

@@ -16,7 +16,6 @@ from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.log_trimmer import Mark
 from liveness.service.storage.log_writer import (
     COMMIT_EVERY_S,
     COMMIT_RECORDS,
@@ -329,7 +328,7 @@ async def test_a_seq_given_twice_ends_the_writer(store: LogStore) -> None:
 async def test_all_that_is_past_the_retention_is_trimmed(rig: Rig) -> None:
     await rig.write(1, 9_000)
     await rig.write(9_001, 2)
-    rig.store.trimmer.marks = [Mark(9_000, LONG_AGO_MS)]
+    rig.store.trimmer.marks = [(9_000, LONG_AGO_MS)]
     rig.log_writer.cursors[KEY] = CursorRow(0, LONG_AGO_MS, None)
     async with trimming(rig.log_writer):
         await trio.sleep(TRIM_EVERY_S / 2)
@@ -341,7 +340,7 @@ async def test_all_that_is_past_the_retention_is_trimmed(rig: Rig) -> None:
 async def test_a_failing_trim_is_logged_once_a_minute(rig: Rig) -> None:
     await rig.write(1, 9_000)
     await rig.write(9_001, 2)
-    rig.store.trimmer.marks = [Mark(9_000, LONG_AGO_MS)]
+    rig.store.trimmer.marks = [(9_000, LONG_AGO_MS)]
     rig.store._db.execute(
         "create trigger log_stays before delete on log "
         "begin select raise(abort, 'it stays'); end"

@@ -69,7 +69,7 @@ class Rig:
         self.published: list[Logged] = []
         self.settled: list[list[TimerCommand]] = []  # by transaction
         self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
-        self.timers = TimerWriter(table, clock=clock, on_applied=self._on_applied)
+        self.timers = TimerWriter(table, on_applied=self._on_applied)
         self.log_writer = StateWriter(
             store,
             self.timers,

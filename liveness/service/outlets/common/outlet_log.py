@@ -101,7 +101,7 @@ class OutletLog:
         newest = self._access.log_writer.durable_seq
         if self._reader is None:  # it was stopped or never opened
             return max(0, newest - self.cursor) if self._has_cursor else 0
-        unread = newest - self._reader.reached
+        unread = newest - self._reader.tail.position
         collected = len(self._collected)
         return unread + collected + sum(len(batch.entries) for batch in self._taken)
 
@@ -158,7 +158,7 @@ class OutletLog:
             counts=self.damping,
         )
         self.cursor, self._has_cursor = position, True
-        access.feed.follow(self._reader, self._wake.notify)
+        access.feed.follow(self._reader.tail, self._wake.notify)
 
     def behind_since(self, at_ms: int) -> None:
         """Count `lag_s` from *at_ms*, when a record that still waits was decided.
@@ -171,7 +171,7 @@ class OutletLog:
     def close(self) -> None:
         """Stop following the log."""
         if self._reader is not None:
-            self._access.feed.unfollow(self._reader)
+            self._access.feed.unfollow(self._reader.tail)
             self._reader.close()
             self._reader = None
 
