@@ -9,7 +9,6 @@ from functools import partial
 from heapq import merge
 from math import inf
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -25,8 +24,7 @@ from liveness.lab.compare.comparison import Comparison, Line, Offline, Outcome, 
 from liveness.lab.compare.comparison_report import ComparisonOptions, ComparisonReport
 from liveness.lab.compare.offline_lines import LineReader
 from liveness.service.storage import clocks_file
-from liveness.service.storage.log_reader import LogReader, open_log
-from liveness.service.storage.record_filter import RecordFilter
+from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 from liveness.text import local_time
 
 # A file is sorted in memory, where a valid line takes some 250 bytes. Invalid lines count
@@ -50,7 +48,7 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
     reader, within_ms = LineReader(report_line), options.within_ms
     lines = sorted(_lines_of(path, reader), key=lambda line: line.at)
     there = Span(lines[0].at, lines[-1].at) if lines else Span(0, 0)
-    with open_log(folder, clock=perf_counter) as log:
+    with open_log(folder) as log:
         here = _span(log, folder)
         if not lines:
             report_line(f"{path} has no line to compare: is it the right file?")

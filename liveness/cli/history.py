@@ -1,7 +1,6 @@
 """`liveness history`: the newest records of one user, read from the state directory."""
 
 import sys
-from time import perf_counter
 from typing import Annotated, Final
 
 from liveness.cli.log import damaged_records
@@ -37,7 +36,7 @@ def show_history(
     """Show a user's records, the newest last; no sidecar has to run."""
     folder = state_folder(state)
     separator = device_separator()
-    with open_log(folder, clock=perf_counter, separator=separator) as log:
+    with open_log(folder, separator=separator) as log:
         found = log.newest_of(uid, limit=limit)
     damaged = damaged_records(log)
     if not found.records:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Any, Final, TextIO
 
 from cyclopts import CycloptsError, Parameter, Token
@@ -27,8 +26,7 @@ from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import json_line, text_line
 from liveness.core.records import KINDS
-from liveness.service.storage.log_reader import LogReader, open_log
-from liveness.service.storage.record_filter import RecordFilter
+from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 
 _AGO: Final = re.compile(r"-?(\d{1,9}) ?(s|m|min|h|d)( ago)?", re.ASCII)
 _UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
@@ -43,7 +41,7 @@ def log(folder: Path, selection: RecordFilter, *, as_json: bool, out: TextIO) ->
         CommandError: Records are damaged and left out; all others were written.
     """
     line = json_line if as_json else text_line
-    with open_log(folder, clock=perf_counter) as reader:
+    with open_log(folder) as reader:
         for record in reader.records(selection):
             out.write(f"{line(record.as_map())}\n")
         if damaged := damaged_records(reader):

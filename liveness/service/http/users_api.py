@@ -23,7 +23,6 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from time import perf_counter
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -91,7 +90,6 @@ class UsersApi:
         self._log_writer = log_writer
         self._log_reader = LogReader(
             partial(reading, log_writer.store.path),
-            clock=perf_counter,
             separator=parts.presence.device_separator,
         )
         self._wall_ms = wall_ms

@@ -1,12 +1,13 @@
 """Searches the log: by user, kind, gateway and time.
 
-    newest_of   the newest records of a user, up to a number of records or a time limit;
-                the result says how far back the log was searched
-    records     all records that match a filter (`record_filter`), oldest first
-
 A search runs in chunks. Each is a transaction of some hundredths of a second, however slow
 the caller is: a long transaction would keep the WAL growing. Between two chunks the log
 may grow and be trimmed; no record is missed or found twice.
+
+There is no index by user: each login would change a random page of its tree. Instead,
+SQLite's `instr`, which runs in C without the interpreter lock, searches the encoded pages
+for the bytes of a matching record. Only pages that contain them are decoded. A page whose
+newest stamp is too old is not searched at all.
 
 Damaged pages are left out, and listed in `LogReader.damaged`. A damaged tree is an error.
 
@@ -15,14 +16,17 @@ stopped or was killed, and change nothing (`database.unchanged`).
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from time import perf_counter
+from typing import Any, Final, NamedTuple, TypeVar
 
 from liveness.core.records import (
+    KINDS,
+    SESSION_KINDS,
     Logged,
     LogPosition,
     OnlineRow,
@@ -30,6 +34,9 @@ from liveness.core.records import (
     Uid,
     identity,
 )
+from liveness.core.wheel.devices import user_of
+from liveness.core.wire.framing import encode
+from liveness.core.wire.uids import names_of
 from liveness.service.storage import log_pages
 from liveness.service.storage.database import (
     check_schema,
@@ -38,9 +45,9 @@ from liveness.service.storage.database import (
     unchanged,
 )
 from liveness.service.storage.log_pages import (
-    COLUMNS,
     END,
     PAGE,
+    PAGE_RECORDS,
     LogPage,
     SeqRange,
     is_whole,
@@ -50,15 +57,12 @@ from liveness.service.storage.log_pages import (
 from liveness.service.storage.log_schema import SCHEMA, stored_clock
 from liveness.service.storage.log_store import DATABASE
 from liveness.service.storage.online_list import shown_row
-from liveness.service.storage.record_filter import RecordFilter
 
-# The time that a chunk should take. The number of its pages is adapted to that, as a page
-# may have one record or a thousand.
-CHUNK_S: Final = 0.05
-FIRST_PAGES: Final = 64
-MOST_PAGES: Final = 16_384
-# A chunk ends with the page with which its matching pages exceed this.
-CHUNK_BYTES: Final = 8 * 2**20
+# The records of one chunk: some 2 MB, or 80 MB of timers with payloads of full length.
+CHUNK_RECORDS: Final = 20_000
+# The stamps of a page are of one commit, and the newest is known. The oldest may be this
+# much older: if the disk failed for that long, or the wall clock was set back.
+OLDER_MS: Final = 86_400_000
 T = TypeVar("T")
 Connect = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
@@ -75,49 +79,106 @@ class SearchResult(NamedTuple):
     oldest: LogPosition | None
 
 
+class RecordFilter(NamedTuple):
+    """The conditions that a record has to meet, all of them. Stamps are milliseconds.
+
+    A `uid` may be the name of a user with devices: those that `separator` separates.
+    """
+
+    uid: Uid | None = None
+    kinds: frozenset[str] = frozenset(KINDS)
+    gateway: str | None = None
+    since: int | None = None
+    until: int | None = None
+    separator: str = ""
+
+    def matches(self, record: Logged) -> bool:
+        """Whether a record matches."""
+        return (
+            record.kind in self.kinds
+            and (self.uid is None or self._is_of_user(record))
+            and self.gateway in (None, record.gateway, record.from_gateway)
+            and (self.since is None or self.since <= record.at)
+            and (self.until is None or record.at < self.until)
+        )
+
+    def _is_of_user(self, record: Logged) -> bool:
+        """Whether it is of this uid or, by the separator of today, of a device of it.
+
+        The record's own `user` does not count: it is missing in older records, and the
+        condition below finds pages by this separator.
+        """
+        if not isinstance(record, Record):
+            return False
+        user = user_of(record.uid, self.separator) if self.separator else record.uid
+        assert self.uid is not None
+        return identity(self.uid) in (identity(record.uid), identity(user))
+
+    def condition(self) -> tuple[str, list[Any]]:
+        """An SQL condition that every page with a matching record meets, and its values."""
+        groups: list[list[bytes]] = []
+        if self.uid is not None:
+            uids = [*map(encode, names_of(self.uid))]
+            # First the uid alone, as few pages contain a long one. Most pages contain the
+            # bytes of a short one, but few of them after a kind.
+            groups.append([*uids])
+            kinds = [encode(kind) for kind in SESSION_KINDS if kind in self.kinds]
+            groups.append([kind + uid for kind in kinds for uid in uids])
+            if kinds and self.separator:
+                device = (identity(self.uid) + self.separator).encode()
+                groups[0].append(device)
+                groups[1].append(device)
+        elif len(self.kinds) < len(KINDS):
+            groups.append([encode(kind) for kind in sorted(self.kinds)])
+        if self.gateway is not None:
+            groups.append([encode(self.gateway)])
+        clauses = ["newest >= ?", "newest < ?"]
+        values: list[Any] = [
+            -END if self.since is None else self.since,
+            END if self.until is None else self.until + OLDER_MS,
+        ]
+        for group in groups:
+            any_of = " or ".join(["instr(records, ?)"] * len(group))
+            clauses.append(f"({any_of or 0})")
+            values += group
+        return " and ".join(clauses), values
+
+
 class LogReader:
     """Searches a log.
 
     Args:
         connect: Opens the log's database for one read.
-        clock: Monotonic seconds.
         separator: Separates a device from its user in a uid; "": users have no devices.
     Raises:
         sqlite3.Error: From each method: the file cannot be read.
     """
 
-    def __init__(
-        self, connect: Connect, *, clock: Callable[[], float], separator: str = ""
-    ) -> None:
+    def __init__(self, connect: Connect, *, separator: str = "") -> None:
         self._connect = connect
-        self._clock = clock
         self._separator = separator
         self.damaged: list[SeqRange] = []  # the records that were left out
 
     def newest_of(self, uid: Uid, *, limit: int, within_s: float = inf) -> SearchResult:
         """The newest records of a user: at most *limit*, found in about *within_s*."""
-        deadline = self._clock() + within_s
+        deadline = perf_counter() + within_s
         query = RecordFilter(uid, separator=self._separator)
         found: list[Record] = []
-        edge: LogPosition | None = None
-        for chunk in self._chunks(query, is_back=True):
-            edge = chunk.edge or edge
-            for page in chunk.pages:
-                for record in reversed(records_in(page)):
-                    if isinstance(record, Record) and query.matches(record):
-                        found.append(record)
-                        if len(found) == limit:
-                            here = LogPosition(record.seq, record.at)
-                            return SearchResult(found, here, None)
-            if edge is not None and not chunk.is_last and self._clock() >= deadline:
-                return SearchResult(found, edge, None)
+        for records, back_to in self._chunks(query, is_back=True):
+            for record in records:
+                if isinstance(record, Record):
+                    found.append(record)
+                    if len(found) == limit:
+                        here = LogPosition(record.seq, record.at)
+                        return SearchResult(found, here, None)
+            if back_to is not None and perf_counter() >= deadline:
+                return SearchResult(found, back_to, None)
         return SearchResult(found, None, self.oldest())
 
     def records(self, query: RecordFilter) -> Iterator[Logged]:
         """All matching records, oldest first."""
-        for chunk in self._chunks(query, is_back=False):
-            for page in chunk.pages:
-                yield from filter(query.matches, records_in(page))
+        for records, _ in self._chunks(query, is_back=False):
+            yield from records
 
     def record(self, seq: int) -> Logged | None:
         """One record; None if it was trimmed, is damaged, or is not there yet."""
@@ -171,100 +232,77 @@ class LogReader:
 
     def _chunks(
         self, query: RecordFilter, *, is_back: bool
-    ) -> Iterator["_SearchChunk"]:
-        """Search the whole log, from its beginning or, with *is_back*, from its end."""
-        size, place = FIRST_PAGES, END if is_back else 0
-        while True:
-            began = self._clock()
-            chunk = self._read(
-                partial(_search, query=query, place=place, size=size, is_back=is_back)
-            )
-            took = self._clock() - began
-            for damaged in chunk.damaged:
-                self.damaged = merged(self.damaged, damaged)
-            yield chunk
-            if chunk.is_last:
-                return
-            place = chunk.place
-            if took < CHUNK_S / 2:
-                size = min(2 * size, MOST_PAGES)
-            elif took > 2 * CHUNK_S:
-                size = max(1, size // 2)
+    ) -> Iterator[tuple[Iterator[Logged], LogPosition | None]]:
+        """Search the whole log, from its beginning or, with *is_back*, from its end.
+
+        Gives the matching records of each chunk, in that order; and the oldest seq that
+        was searched, with its page's stamp, if there are older ones to search.
+        """
+        place = END if is_back else 0
+        is_last = False
+        while not is_last:
+            back_to = None
+            with self._connect() as db:
+                db.execute("begin")
+                begin, end = log_pages.oldest(db) - 1, log_pages.newest(db)
+                if is_back:
+                    until = min(place, end)
+                    place = after = max(begin, until - CHUNK_RECORDS)
+                    is_last = after == begin
+                    if not is_last:
+                        stamp = "select newest from log where last > ? order by last"
+                        back_to = LogPosition(
+                            after + 1, *db.execute(stamp, [after]).fetchone()
+                        )
+                else:
+                    after = max(place, begin)
+                    place = until = min(end, after + CHUNK_RECORDS)
+                    is_last = until == end
+                pages, damaged = _search(db, query, after, until)
+            for lost in damaged:
+                self.damaged = merged(self.damaged, lost)
+            yield _matching(pages, query, after, until, is_back=is_back), back_to
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
         with self._connect() as db:
             return read(db)
 
 
-class _SearchChunk(NamedTuple):
-    """The pages that one transaction found, and how far it searched."""
-
-    pages: list[LogPage]
-    place: int  # the next chunk begins above this seq; going back, it ends at this seq
-    edge: LogPosition | None  # where the search got to: a seq, and its page's stamp
-    is_last: bool
-    damaged: Sequence[SeqRange] = ()
-
-
 def _search(
-    db: sqlite3.Connection, *, query: RecordFilter, place: int, size: int, is_back: bool
-) -> _SearchChunk:
-    """Search the next *size* pages from *place* on."""
-    db.execute("begin")
-    begin, end = log_pages.oldest(db) - 1, log_pages.newest(db)
-    after, until = (begin, min(place, end)) if is_back else (max(place, begin), end)
-    if after >= until:
-        return _SearchChunk([], place, None, is_last=True)
-    order = "desc" if is_back else "asc"
-    searched = "from log where last > ? and last <= ?"
-    last = db.execute(
-        f"select {COLUMNS} {searched} order by last {order} limit 1 offset ?",
-        [after, until, size - 1],
-    ).fetchone()
-    edge = None
-    if last is not None:
-        edge, after, until = _edge(last, after, until, is_back=is_back)
+    db: sqlite3.Connection, query: RecordFilter, after: int, until: int
+) -> tuple[list[LogPage], list[SeqRange]]:
+    """The pages above *after*, up to *until*, that may have matching records.
+
+    Also the records there that are damaged.
+    """
     condition, values = query.condition()
+    part = "from log where last > ? and last < ? and first <= ?"
+    bounds = [after, until + PAGE_RECORDS, until]
     rows = db.execute(
-        f"select {PAGE} {searched} and {condition} order by last {order}",
-        [after, until, *values],
+        f"select {PAGE} {part} and {condition} order by last", [*bounds, *values]
     )
-    pages, found_bytes, has_damage = list[LogPage](), 0, False
-    for *fields, crc in rows:
-        page = LogPage._make(fields)
-        if not is_whole(page, crc):
-            has_damage = True
-            continue
-        pages.append(page)
-        found_bytes += len(page.records)
-        if found_bytes > CHUNK_BYTES:
-            edge, after, until = _edge(page[:3], after, until, is_back=is_back)
-            break
-    rows.close()
-    damaged: Sequence[SeqRange] = ()
-    count = f"select total(last - first + 1) {searched}"
-    if has_damage or db.execute(count, [after, until]).fetchone() != (until - after,):
-        whole = log_pages.pages(db, after=after, until=until)
-        damaged = log_pages.damaged_ranges(whole, after=after, until=until)
-    reached = after if is_back else until
-    is_last = reached == (begin if is_back else end)
-    return _SearchChunk(pages, reached, edge, is_last, damaged)
+    found = [(LogPage._make(fields), crc) for *fields, crc in rows]
+    pages = [page for page, crc in found if is_whole(page, crc)]
+    count = f"select total(min(last, ?) - max(first, ?) + 1) {part}"
+    (counted,) = db.execute(count, [until, after + 1, *bounds]).fetchone()
+    if len(pages) == len(found) and counted == max(0, until - after):
+        return pages, []
+    whole = log_pages.pages(db, after=after, until=until)
+    return pages, log_pages.damaged_ranges(whole, after=after, until=until)
 
 
-def _edge(
-    page: tuple[int, int, int], after: int, until: int, *, is_back: bool
-) -> tuple[LogPosition, int, int]:
-    """Where a search ends that goes no further than a page: there, and its bounds."""
-    last, first, newest = page
-    if is_back:
-        return LogPosition(first, newest), first - 1, until
-    return LogPosition(last, newest), after, last
+def _matching(
+    pages: list[LogPage], query: RecordFilter, after: int, until: int, *, is_back: bool
+) -> Iterator[Logged]:
+    for page in reversed(pages) if is_back else pages:
+        records = records_in(page)
+        for record in reversed(records) if is_back else records:
+            if after < record.seq <= until and query.matches(record):
+                yield record
 
 
 @contextmanager
-def open_log(
-    folder: Path, *, clock: Callable[[], float], separator: str = ""
-) -> Iterator[LogReader]:
+def open_log(folder: Path, *, separator: str = "") -> Iterator[LogReader]:
     """Search the log in a state directory, whether a sidecar has it open or not.
 
     Raises:
@@ -274,6 +312,6 @@ def open_log(
     try:
         with unchanged(path) as db:
             check_schema(db, path, oldest=SCHEMA, newest=SCHEMA)
-        yield LogReader(partial(unchanged, path), clock=clock, separator=separator)
+        yield LogReader(partial(unchanged, path), separator=separator)
     except sqlite3.Error as error:
         raise read_error(path, error) from error

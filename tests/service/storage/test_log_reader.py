@@ -24,13 +24,14 @@ from liveness.service.storage import log_reader
 from liveness.service.storage.database import reading, unchanged
 from liveness.service.storage.log_pages import PAGE_RECORDS, merged
 from liveness.service.storage.log_reader import (
+    OLDER_MS,
     LogReader,
+    RecordFilter,
     SearchResult,
     open_log,
 )
 from liveness.service.storage.log_schema import SCHEMA
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
-from liveness.service.storage.record_filter import OLDER_MS, RecordFilter
 from tests.helpers.disk import tear_a_leaf
 from tests.helpers.record_batches import batch_of
 from tests.service.storage import journals
@@ -88,21 +89,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=[(64, 2**23), (1, 2**23), (3, 2**23), (64, 1)], ids=str)
+@pytest.fixture(params=[20_000, 1_001, 299])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search in chunks of many pages, and of few."""
-    pages, most = request.param
-    chunks_of(pages, monkeypatch)
-    monkeypatch.setattr(log_reader, "CHUNK_BYTES", most)
+    """Search in one chunk, and in chunks that begin and end within pages."""
+    chunks_of(request.param, monkeypatch)
 
 
-def chunks_of(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_reader, "FIRST_PAGES", pages)
-    monkeypatch.setattr(log_reader, "MOST_PAGES", pages)
-
-
-def still() -> float:
-    return 0.0
+def chunks_of(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "CHUNK_RECORDS", records)
 
 
 def of(uid: Uid) -> list[Record]:
@@ -117,7 +111,7 @@ def of(uid: Uid) -> list[Record]:
 @pytest.mark.usefixtures("chunks")
 def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
     whole = LogPosition(1, EVERY_MS)
-    with open_log(folder, clock=still) as book:
+    with open_log(folder) as book:
         for uid in UIDS:
             assert book.newest_of(uid, limit=5_000) == SearchResult(
                 of(uid), None, whole
@@ -149,7 +143,7 @@ def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
 def test_matching_records_are_found_in_order(
     folder: Path, sought: RecordFilter
 ) -> None:
-    with open_log(folder, clock=still) as book:
+    with open_log(folder) as book:
         found = [*book.records(sought)]
     assert found == [record for record in RECORDS if is_wanted(sought, record)]
 
@@ -170,7 +164,7 @@ def test_records_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
     ]
     for record in records:
         store.write(Batch(batch_of([record])))
-    with open_log(store.folder, clock=still, separator="/") as book:
+    with open_log(store.folder, separator="/") as book:
         of_ada = RecordFilter("ada", separator="/")
         assert [record.seq for record in book.records(of_ada)] == [1, 3, 4, 6]
         moved = of_ada._replace(kinds=frozenset({"moved"}))
@@ -206,7 +200,7 @@ def test_records_after_the_clock_was_set_back_are_found(
             store.write(Batch(batch_of([online(seq, at=at)])))
         late = 1_000_001 + OLDER_MS - 1
         store.write(Batch(batch_of([online(5, at=1_000_001), online(6, at=late)])))
-    with open_log(tmp_path, clock=still) as book:
+    with open_log(tmp_path) as book:
         found = book.records(RecordFilter(since=1_000_000, until=1_000_002))
         assert [record.seq for record in found] == [1, 3, 5]
 
@@ -214,9 +208,10 @@ def test_records_after_the_clock_was_set_back_are_found(
 def test_a_search_ends_in_time_and_says_how_far_back_it_went(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_reader, "FIRST_PAGES", 1)
+    chunks_of(20, monkeypatch)
     seconds = count()  # each call of the clock takes one
-    with open_log(folder, clock=lambda: next(seconds)) as book:
+    monkeypatch.setattr(log_reader, "perf_counter", lambda: next(seconds))
+    with open_log(folder) as book:
         look = book.newest_of("moved", limit=9, within_s=60)
     assert look.oldest is None
     assert look.back_to is not None
@@ -228,7 +223,7 @@ def test_a_search_ends_in_time_and_says_how_far_back_it_went(
 
 
 def test_a_record_is_found_by_its_seq(folder: Path) -> None:
-    with open_log(folder, clock=still) as book:
+    with open_log(folder) as book:
         for seq in (1, 2, 3, 502, 503, 1_700, len(RECORDS)):
             assert book.record(seq) == RECORDS[seq - 1]
         assert book.record(len(RECORDS) + 1) is None
@@ -238,7 +233,7 @@ def test_a_record_is_found_by_its_seq(folder: Path) -> None:
 
 def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
     LogStore(tmp_path).close()
-    with open_log(tmp_path, clock=still) as book:
+    with open_log(tmp_path) as book:
         assert book.newest_of("u", limit=1) == SearchResult([], None, None)
         assert [*book.records(RecordFilter())] == []
         assert (book.newest(), book.record(1)) == (None, None)
@@ -306,11 +301,11 @@ def test_records_around_damage_are_found_and_damage_is_named(
     damage(tmp_path / DATABASE)
     records, gaps = delivered(tmp_path)
     assert len(records) < 1_200
-    with open_log(tmp_path, clock=still) as book:
+    with open_log(tmp_path) as book:
         assert [*book.records(RecordFilter())] == records
         for first, last in gaps:
             assert any(begin <= first and last <= end for begin, end in book.damaged)
-    with open_log(tmp_path, clock=still) as book:
+    with open_log(tmp_path) as book:
         newest = [record for record in reversed(records) if record.uid in (7, "7")]
         assert book.newest_of(7, limit=5_000).records == newest
         assert book.record(gaps[0][0]) is None
@@ -331,9 +326,9 @@ def test_a_damaged_tree_is_an_error(tmp_path: Path) -> None:
 def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
     store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks_of(1, monkeypatch)
+    chunks_of(100, monkeypatch)
     write(store, RECORDS[:2_000], iter([100] * 21))
-    book = LogReader(lambda: reading(store.path), clock=still)
+    book = LogReader(lambda: reading(store.path))
     found = book.records(RecordFilter())
     first = [next(found).seq for _ in range(150)]  # within the second chunk
     (busy, *_) = store._db.execute("pragma wal_checkpoint(truncate)").fetchone()
@@ -350,7 +345,7 @@ def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
 
 
 def test_a_command_reads_what_a_sidecar_has_just_committed(store: LogStore) -> None:
-    with open_log(store.folder, clock=still) as book:
+    with open_log(store.folder) as book:
         for record in RECORDS[:3]:
             store.write(Batch(batch_of([record])))
             assert book.record(record.seq) == record
@@ -365,7 +360,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def read_all(folder: Path) -> None:
-    with open_log(folder, clock=still) as book:
+    with open_log(folder) as book:
         assert [*book.records(RecordFilter())] == RECORDS
         assert book.newest_of(7, limit=5_000).records == of(7)
 
@@ -423,7 +418,7 @@ def test_a_read_while_a_sidecar_starts_or_stops_is_no_answer(tmp_path: Path) -> 
 
 
 def why_unread(folder: Path) -> str:
-    with pytest.raises(StateError) as told, open_log(folder, clock=still) as book:
+    with pytest.raises(StateError) as told, open_log(folder) as book:
         list(book.records(RecordFilter()))
     assert str(folder) in str(told.value)
     assert "\n" not in str(told.value)
