@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 from cyclopts import Parameter
 
-from liveness.cli.check_state import DAMAGED
 from liveness.cli.options import BACKGROUND, State, declared, file_at
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
-from liveness.console.terminal import report_line
 from liveness.errors import StateError
 from liveness.service.backups.snapshots import (
     STEP_BYTES,
@@ -54,36 +52,25 @@ _DAMAGE: Final = frozenset(
 )
 
 
-def backup(
-    state: Path, file: Path, *, force: bool, damaged: bool = False, out: TextIO
-) -> int:
+def backup(state: Path, file: Path, *, force: bool, out: TextIO) -> None:
     """Writes the state to a new file.
 
     Args:
         state: The state directory.
         file: Appears complete, or not at all.
         force: Whether to replace an existing file.
-        damaged: Whether to copy a damaged state, too; this replaces no file.
         out: Gets a line that says what was written.
-    Returns:
-        The exit code: 0 if the copy is whole.
     Raises:
         CommandError: The state cannot be read, or *file* cannot be written or belongs to
             a state. Nothing is left behind.
         StateError: The state is damaged, or of a newer version.
     """
-    force = force and not damaged
     with _as_command_errors(state, file):
         _check_target(file, force=force)
         with opened(state) as files, _folder_beside(file) as folder:
             _check_room(files, file)
             archive = folder / "archive"
-            damage = _write(files, folder, archive)
-            if damage and not damaged:
-                raise StateError(
-                    f"{state} is damaged ({damage}); no backup was made: keep the "
-                    "previous one, and make one with --damaged to a new FILE"
-                )
+            _write(files, folder, archive)
             size = archive.stat().st_size
             _check_target(file, force=force)
             archive.replace(file)
@@ -92,14 +79,6 @@ def backup(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
         f"{files.newest:,}\n"
     )
-    if not damage:
-        return 0
-    out.flush()
-    report_line(
-        f"{file} is not whole ({damage}): the state is damaged on disk; keep the previous "
-        "backup as well"
-    )
-    return DAMAGED
 
 
 def _check_target(file: Path, *, force: bool) -> None:
@@ -115,10 +94,7 @@ def _check_target(file: Path, *, force: bool) -> None:
     if (file.is_symlink() or file.exists()) and not file.is_file():
         raise CommandError(f"{file} exists and is not a file; name another FILE")
     if file.exists() and not force:
-        raise CommandError(
-            f"{file} already exists; name another FILE, or give --force, which --damaged "
-            "does not take"
-        )
+        raise CommandError(f"{file} already exists; name another FILE, or give --force")
 
 
 def _check_room(state: StateCopy, file: Path) -> None:
@@ -189,21 +165,16 @@ def _folder_beside(file: Path) -> Iterator[Path]:
             signal.signal(number, handler)
 
 
-def _write(state: StateCopy, folder: Path, archive: Path) -> str:
-    """Writes the archive; returns a description of what is damaged."""
+def _write(state: StateCopy, folder: Path, archive: Path) -> None:
     made_ms = Clock().wall_ms()
     # All databases before the archive: until they are copied, the sidecar's WALs grow.
-    damage = [
-        f"{part.file}: {part.told}"
-        for path in state.paths
-        for part in state.copy(path, folder / path.name, made_ms=made_ms)
-    ]
+    for path in state.paths:
+        state.copy(path, folder / path.name, made_ms=made_ms)
     with _PacedFile(io.FileIO(archive, "x")) as paced:
         archive.chmod(0o600)
         with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:
             for path in state.paths:
                 _add(tar, folder / path.name, path)
-    return "; ".join(damage)
 
 
 class _PacedFile(io.BufferedWriter):
@@ -240,15 +211,7 @@ def back_up(
     *,
     state: State = None,
     force: Annotated[bool, Parameter(help="replace FILE if it is there")] = False,
-    damaged: Annotated[
-        bool,
-        Parameter(help="copy a damaged state too; FILE must not exist"),
-    ] = False,
-) -> int:
-    """Copy the whole state into one file, while the sidecar runs or is down.
-
-    The exit code is 0 if the copy is whole, 3 if --damaged copied a damaged state.
-    """
+) -> None:
+    """Copy the whole state into one file, while the sidecar runs or is down."""
     os.nice(BACKGROUND)
-    folder = state_folder(state)
-    return backup(folder, Path(file), force=force, damaged=damaged, out=sys.stdout)
+    backup(state_folder(state), Path(file), force=force, out=sys.stdout)

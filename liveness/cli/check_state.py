@@ -12,14 +12,12 @@ from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.service.backups.integrity import check
 
-DAMAGED: Final = 3
-
 
 def check_state(folder: Path, *, as_json: bool, out: TextIO) -> int:
     """Writes a line for each part of the state to *out* as soon as it is checked.
 
     Returns:
-        The exit code: 0 if everything is whole.
+        The exit code: 0 if everything is whole, else 3.
     Raises:
         StateError: There is no state, it is of another version, or may not be read.
         CommandError: It cannot be read now.
@@ -28,7 +26,7 @@ def check_state(folder: Path, *, as_json: bool, out: TextIO) -> int:
     try:
         for file, part, is_whole, told in check(folder):
             if not is_whole:
-                code = DAMAGED
+                code = 3
             if as_json:
                 shown = {"file": file, "part": part, "whole": is_whole, "told": told}
                 out.write(f"{json.dumps(shown)}\n")

@@ -344,8 +344,7 @@ STATES: Final = [
 _UNLIKE: Final = "it was not read: find out who put it there, then put the sidecar's own file in its place, or name another --state"
 
 BACKUPS: Final = [
-    Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar already exists; name another FILE, or give --force, which --damaged does not take", both(state, text("b.tar"))),
-    Mistake("damaged backup to a file that is there", "backup --damaged --force --state {here}/state {here}/b.tar", 1, "{here}/b.tar already exists; name another FILE, or give --force, which --damaged does not take", both(state, text("b.tar"))),
+    Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar already exists; name another FILE, or give --force", both(state, text("b.tar"))),
     Mistake("backup onto the state itself", "backup --force --state {live}/state {live}/state/liveness.db", 1, "{live}/state/liveness.db is in a state directory, with which it would be lost; name a FILE elsewhere"),
     Mistake("backup into the state directory", "backup --state {live}/state {live}/state/backup.tar", 1, "{live}/state/backup.tar is in a state directory, with which it would be lost; name a FILE elsewhere"),
     Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is in a state directory, with which it would be lost; name a FILE elsewhere", state),
@@ -358,8 +357,8 @@ BACKUPS: Final = [
     Mistake("backup of timers that are a pipe", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is not a regular file; " + _UNLIKE, replaced("timers.db", os.mkfifo)),
     Mistake("backup of timers that are a folder", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is not a regular file; " + _UNLIKE, replaced("timers.db", Path.mkdir)),
     Mistake("backup of a damaged log", "backup --state {here}/state {here}/b.tar", 1, "{here}/state cannot be read (file is not a database); no backup was made: keep the previous one, and restore it if the sidecar cannot start", damaged("liveness.db")),
-    Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state is damaged (liveness.db: …); no backup was made: keep the previous one, and make one with --damaged to a new FILE", changed_state(damaged_within)),
-    Mistake("backup of a log with damaged records", "backup --state {here}/state {here}/b.tar", 1, "{here}/state is damaged (liveness.db: records 1 to 1 (1 of 1); the others can be read); no backup was made: keep the previous one, and make one with --damaged to a new FILE", BAD_RECORDS),
+    Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (…); no backup was made: keep the previous one, and see `liveness check-state`", changed_state(damaged_within)),
+    Mistake("backup of a log with damaged records", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (records 1 to 1 (1 of 1); the others can be read); no backup was made: keep the previous one, and see `liveness check-state`", BAD_RECORDS),
     Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and making a backup takes … MB; make room, or name a FILE elsewhere", changed_state(huge)),
     Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; no file is left behind: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
     Mistake("backup of a newer version", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
@@ -604,7 +603,6 @@ EXCUSED: Final = {
     "service/links/sockets.py:_open_up": "takes another between: tests/service/links/test_sockets.py",
     "service/links/sockets.py:rebind": "while it runs: tests/system/test_lost_files.py",
     "service/systemd.py:socket": "takes other sockets: tests/service/test_systemd.py",
-    "service/storage/database.py:_state_of": "who may not read it: tests/system/test_explain.py",
     "service/storage/database.py:unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",
     "cluster/nodes.py:check_start": "takes a missing package: tests/cluster/test_connection.py",
     "service/outlets/kafka/kafka_client.py:_refused": "what librdkafka says: tests/service/outlets/test_kafka_client.py",
@@ -620,7 +618,6 @@ EXCUSED: Final = {
     "config/secret_file.py:read_secret": "takes another user: tests/config/test_outlet_settings.py",
     "service/outlets/webhooks/webhook_outlet.py:retry_next": "takes a disk that refuses: tests/service/http/test_webhooks_api.py",
     "service/outlets/webhooks/sender.py:_check": "shown by `status`: tests/service/outlets/webhooks/test_webhook_sender.py",
-    "service/outlets/webhooks/sender.py:secrets": "of [webhooks.NAME]: tests/service/outlets/webhooks/test_signing.py",
     "config/settings.py:__post_init__": "programs that build one: tests/config/test_settings.py",
 }
 LEAST: Final = 8  # characters by which a text differs from all others

@@ -6,7 +6,7 @@ SQLite checks the structure of each file, and the pages of the log have checksum
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from liveness.service.storage import log_pages, log_store, outlet_schema
 from liveness.service.storage.database import (
@@ -27,13 +27,8 @@ from liveness.service.timers import timer_store
 MOST_NAMED: Final = 5
 
 
-class PartResult(NamedTuple):
-    """The result for one part of the state. `told` is the text shown for it."""
-
-    file: str
-    part: str
-    is_whole: bool
-    told: str
+# A file and a part of it, whether that is whole, and the text shown for it.
+PartResult = tuple[str, str, bool, str]
 
 
 def check(folder: Path) -> Iterator[PartResult]:
@@ -70,7 +65,7 @@ def parts(name: str, db: sqlite3.Connection) -> Iterator[PartResult]:
     # SQLite's message may quote damaged text, which Python cannot decode.
     try:
         check_structure(db, most=MOST_NAMED)
-        yield PartResult(name, "structure", True, "")
+        yield name, "structure", True, ""
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         yield damaged(name, "structure", error)
     if name != DATABASE or meta(db, "schema") != SCHEMA:
@@ -82,14 +77,14 @@ def parts(name: str, db: sqlite3.Connection) -> Iterator[PartResult]:
     # A running sidecar may have trimmed records meanwhile.
     lost = [records for records in found if records[1] >= oldest]
     if not lost:
-        yield PartResult(name, "log", True, f"{count:,}")
+        yield name, "log", True, f"{count:,}"
         return
     missing = sum(last - first + 1 for first, last in lost)
     places = ", ".join(f"{first:,} to {last:,}" for first, last in lost[:MOST_NAMED])
     if len(lost) > MOST_NAMED:
         places += " and at other places"
     told = f"records {places} ({missing:,} of {count:,}); the others can be read"
-    yield PartResult(name, "log", False, told)
+    yield name, "log", False, told
 
 
 def damaged(name: str, part: str, error: Exception) -> PartResult:
@@ -97,4 +92,4 @@ def damaged(name: str, part: str, error: Exception) -> PartResult:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     if code & 0xFF in DISK_TROUBLE:
         raise error
-    return PartResult(name, part, False, str(error))
+    return name, part, False, str(error)

@@ -22,8 +22,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from liveness.errors import LivenessError
-from liveness.service.backups.integrity import PartResult, parts
+from liveness.errors import StateError
+from liveness.service.backups.integrity import parts
 from liveness.service.storage import log_pages, log_schema, log_store, outlet_schema
 from liveness.service.storage.database import (
     PUT_META,
@@ -52,10 +52,6 @@ _FILES: Final = {
 }
 
 
-class BackupError(LivenessError):
-    """No backup was made, for a reason that the user can remedy."""
-
-
 class StateCopy:
     """The databases of a state directory.
 
@@ -73,16 +69,14 @@ class StateCopy:
         )
         self._wal_bytes = self._wals()
 
-    def copy(self, path: Path, target: Path, *, made_ms: int) -> list[PartResult]:
+    def copy(self, path: Path, target: Path, *, made_ms: int) -> None:
         """Copy a database to a new file, end its transaction, and check the copy.
 
         *made_ms* is stored in a copy of the log; the first start from it logs that time.
 
         Raises:
-            BackupError: The copy is too slow.
+            StateError: It is damaged, or the copy is too slow.
             sqlite3.Error: It cannot be read, or the copy cannot be written.
-        Returns:
-            The damaged parts.
         """
         source = self._databases[path]
         with (
@@ -94,7 +88,7 @@ class StateCopy:
             def progress(*_: int) -> None:
                 sync(opened.fileno())
                 if self._wals() - self._wal_bytes > MOST_WAL_BYTES:
-                    raise BackupError(
+                    raise StateError(
                         "the copy is too slow: the sidecar wrote "
                         f"{MOST_WAL_BYTES >> 30} GiB to {path.parent} meanwhile; name a "
                         "FILE on a faster disk"
@@ -105,13 +99,17 @@ class StateCopy:
             step = STEP_BYTES // pragma(source, "page_size")
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
-            damaged = [part for part in parts(path.name, copy) if not part.is_whole]
+            found = parts(path.name, copy)
+            if faults := [told for *_, is_whole, told in found if not is_whole]:
+                raise StateError(
+                    f"{path} is damaged ({'; '.join(faults)}); no backup was made: keep "
+                    "the previous one, and see `liveness check-state`"
+                )
             if path.name == log_store.DATABASE:
                 copy.execute(PUT_META, [log_store.COPIED, made_ms])
             # Without a WAL the copy is one file.
             copy.execute("pragma journal_mode = delete")
             os.fsync(opened.fileno())
-        return damaged
 
     def _wals(self) -> int:
         return sum(size_of(companions(path)[0]) or 0 for path in self.paths)
@@ -122,8 +120,8 @@ def opened(folder: Path) -> Iterator[StateCopy]:
     """Open a state directory, whether a sidecar uses it or not.
 
     Raises:
-        StateError: A file is of a newer version, of another program, or not regular.
-        BackupError: There is no state.
+        StateError: There is no state, or a file of it is of a newer version, of another
+            program, or not regular.
         OSError: This user may not read or write there.
         sqlite3.Error: A file cannot be read.
     """
@@ -133,7 +131,7 @@ def opened(folder: Path) -> Iterator[StateCopy]:
             check_regular(file)
         check_not_lost(path)
     if not size_of(paths[0]):
-        raise BackupError(
+        raise StateError(
             f"{paths[0]}: there is no state to back up; name its folder with --state"
         )
     # SQLite makes files there.
