@@ -20,13 +20,11 @@ from liveness.core.timer_states import LIVE, CancelTimer, CreateTimer, TimerStat
 from liveness.errors import StateError
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.storage.database import companions, is_full
-from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
+from liveness.service.storage.disk_reserve import RESERVE_BYTES, Reserve
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import COMMIT_RECORDS
-from liveness.service.storage.writer import MOST_GROWTH_BYTES
 from liveness.service.timers.timer_store import (
     PAGE_BYTES,
-    TRIM_ROWS,
     TimerStore,
 )
 from tests.helpers import disk
@@ -314,23 +312,6 @@ def full_table(disk_with_room: Path) -> Iterator[TimerStore]:
         with pytest.raises(sqlite3.OperationalError, match="full"):
             any(map(partial(timers, table), repeat(500)))
         yield table
-
-
-def test_timers_leave_room_for_a_wal_on_a_disk_that_they_fill(
-    full_table: TimerStore,
-) -> None:
-    state = full_table.path.parent
-    assert shutil.disk_usage(state).free >= WAL_ROOM_BYTES
-    ((pages,),) = disk.rows(full_table.path, "pragma page_count")
-    size = full_table.path.stat().st_size
-    assert pages * PAGE_BYTES - size <= MOST_GROWTH_BYTES
-    # A write that needs no larger file succeeds as usual.
-    before = ended(full_table)
-    full_table.write([CancelTimer("g", "k1", None, 2, 1)])
-    assert ended(full_table) == before + 1
-    assert full_table.trim(oldest_ms=0, most=before - TRIM_ROWS)
-    timers(full_table, 500)
-    assert reserved(state) == RESERVE_BYTES
 
 
 def test_on_a_full_filesystem_the_reserve_lets_ended_timers_be_deleted(

@@ -53,8 +53,7 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_schema import store_clock, stored_clock
-from liveness.service.storage.private_folders import bytes_left
-from liveness.service.storage.writer import SHORT_BYTES, Writer
+from liveness.service.storage.writer import Writer
 from liveness.service.timers import timer_sql
 from liveness.service.timers.timer_sql import single_value
 
@@ -63,7 +62,6 @@ DATABASE: Final = "timers.db"
 
 # Keys are looked up and inserted at random places: with small pages, less is written.
 PAGE_BYTES: Final = 1_024
-MOST_PAGES: Final = 2**32 - 2  # SQLite's own limit
 CACHE_BYTES: Final = 64 * 2**20
 
 # A checkpoint may write a hundred thousand pages all over the file, which takes seconds.
@@ -122,7 +120,6 @@ class TimerStore:
     ) -> None:
         self.path = folder / DATABASE
         self._reserve = reserve or Reserve(folder)
-        self._most_pages = MOST_PAGES
         self.retry_policy = retry_policy
         with self.expecting_damage():
             check_not_emptied(self.path, next_seq=next_seq)
@@ -228,7 +225,6 @@ class TimerStore:
             (command.seq for command in commands if isinstance(command, Fire)),
             default=0,
         )
-        self._limit_size()
         with transaction(self._db):
             rows, unfinished_exts = self._find(commands)
             outcome = TimerTransaction(commands, rows, self.retry_policy)
@@ -328,34 +324,3 @@ class TimerStore:
                 fewer = {state: -count for state, count in deleted.items()}
                 timer_sql.add_to_states(self._db, fewer)
             return deleted
-
-    # --- room on the disk -----------------------------------------------------
-
-    def _limit_size(self) -> None:
-        """If the disk is nearly full, keep the file from growing into the last space.
-
-        It may grow by what fits twice, in the WAL and in the file, with room left for one
-        more WAL: enough to write answers and to delete ended timers.
-        """
-        pages, growth, free = self._room()
-        most = MOST_PAGES
-        if free < SHORT_BYTES:
-            most = (
-                pages + max(0, free - growth - WAL_ROOM_BYTES) // 2 // self._page_bytes
-            )
-        if most != self._most_pages:
-            self._db.execute(f"pragma max_page_count = {most}")
-            self._most_pages = most
-
-    def _room(self) -> tuple[int, int, int]:
-        """The database's pages; bytes that its file still has to grow by; bytes free."""
-        pages: int = single_value(self._db, "pragma page_count")
-        try:
-            size, free = self.path.stat().st_size, bytes_left(self.path.parent)
-        except FileNotFoundError:
-            # Removed while we run: SQLite goes on with the open files, on a disk whose
-            # space is unknown.
-            return pages, 0, SHORT_BYTES
-        except OSError as error:
-            raise sqlite3.OperationalError(f"{self.path}: {error.strerror}") from error
-        return pages, pages * self._page_bytes - size, free
