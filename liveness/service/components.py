@@ -45,7 +45,7 @@ from liveness.service.storage import clocks_file
 from liveness.service.storage.database import damage_error
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.log_tail import LogTail
-from liveness.service.storage.spools import Spools
+from liveness.service.storage.online_list import Spools
 from liveness.service.timers.state_writer import StateWriter
 from liveness.service.timers.timer_loop import SkippedAttempts, TimerLoop
 from liveness.service.timers.timer_store import TimerStore

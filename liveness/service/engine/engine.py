@@ -32,7 +32,7 @@ from liveness.service.links.link_writer import (
     LinkWriter,
 )
 from liveness.service.storage.log_tail import LogTail
-from liveness.service.storage.spools import Spools
+from liveness.service.storage.online_list import Spools
 from liveness.service.timers.state_writer import StateWriter
 from liveness.service.timers.timer_loop import SkippedAttempts
 

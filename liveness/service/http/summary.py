@@ -25,7 +25,7 @@ from liveness.metrics.now import GatewayNow, Now
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http.event_stream import Streams
-from liveness.service.storage.spools import Spools
+from liveness.service.storage.online_list import Spools
 from liveness.service.timers.state_writer import StateWriter
 from liveness.text import json_line, utc_offset_s
 

@@ -47,7 +47,7 @@ from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.spools import Spool, SpoolFull, Spools
+from liveness.service.storage.online_list import Spool, SpoolFull, Spools
 from liveness.text import json_line, json_ready, uid_of
 
 _USERS: Final = "/v1/users/"

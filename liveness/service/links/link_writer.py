@@ -33,7 +33,7 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.storage import online_list
 from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.spools import SpoolFull, Spools
+from liveness.service.storage.online_list import SpoolFull, Spools
 
 # The pause after a failure to read the disk.
 RETRY_S: Final = 1.0

@@ -15,7 +15,7 @@ lock for each row, and beside a busy main thread that costs more than reading a 
 import json
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -48,8 +48,6 @@ _BOUNDS: Final = struct.Struct("<3q")
 COLUMNS: Final = (
     "last, cast(first as integer) as first, cast(newest as integer) as newest"
 )
-# The columns of a `LogPage`, and its checksum.
-PAGE: Final = f"{COLUMNS}, cast(records as blob), cast(crc as integer)"
 _READ: Final = f"""
 with sized (last, size) as (
     select last, sum(size) over (order by last) from (
@@ -101,6 +99,11 @@ def records_in(page: LogPage) -> list[Logged]:
     return [record_of(fields) for fields in decode(page.records)]
 
 
+def has_all(page: LogPage, needed: Sequence[Sequence[bytes]]) -> bool:
+    """Whether an encoded page contains, of each group, at least one of these bytes."""
+    return all(any(name in page.records for name in group) for group in needed)
+
+
 def newest_by_name(page: LogPage) -> dict[str, int]:
     """For each gateway that a page concerns, the seq of its newest record there.
 
@@ -144,7 +147,8 @@ def pages(db: sqlite3.Connection, *, after: int, until: int) -> Iterator[LogPage
         sqlite3.Error: The file cannot be read now. Damaged pages are skipped.
     """
     at_once, step, reached = 1, 1, 0
-    while after < until:
+    # Damage may be passed over beyond *until*, and what was passed over is looked at then.
+    while after < until or (step > 2 and after < END):
         try:
             rows = _read(db, after, at_once)
         except sqlite3.DatabaseError as error:

@@ -4,12 +4,11 @@ A search runs in chunks. Each is a transaction of some hundredths of a second, h
 the caller is: a long transaction would keep the WAL growing. Between two chunks the log
 may grow and be trimmed; no record is missed or found twice.
 
-There is no index by user: each login would change a random page of its tree. Instead,
-SQLite's `instr`, which runs in C without the interpreter lock, searches the encoded pages
-for the bytes of a matching record. Only pages that contain them are decoded. A page whose
-newest stamp is too old is not searched at all.
+There is no index by user: each login would change a random page of its tree. Instead, the
+encoded pages are searched for the bytes of a matching record. Only pages that contain them
+are decoded.
 
-Damaged pages are left out, and listed in `LogReader.damaged`. A damaged tree is an error.
+Damaged pages are left out, and listed in `LogReader.damaged`.
 
 The sidecar searches its own file. Commands search the file of a sidecar that runs, was
 stopped or was killed, and change nothing (`database.unchanged`).
@@ -22,7 +21,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from liveness.core.records import (
     KINDS,
@@ -46,11 +45,9 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.log_pages import (
     END,
-    PAGE,
-    PAGE_RECORDS,
     LogPage,
     SeqRange,
-    is_whole,
+    has_all,
     merged,
     records_in,
 )
@@ -114,34 +111,31 @@ class RecordFilter(NamedTuple):
         assert self.uid is not None
         return identity(self.uid) in (identity(record.uid), identity(user))
 
-    def condition(self) -> tuple[str, list[Any]]:
-        """An SQL condition that every page with a matching record meets, and its values."""
-        groups: list[list[bytes]] = []
+    def may_be_in(self, page: LogPage) -> bool:
+        """Whether a page may have a matching record."""
+        since = -inf if self.since is None else self.since
+        until = inf if self.until is None else self.until + OLDER_MS
+        return since <= page.newest < until and has_all(page, self._needed())
+
+    def _needed(self) -> list[list[bytes]]:
+        """What the page of a matching record contains, as `has_all` has it."""
+        needed: list[list[bytes]] = []
         if self.uid is not None:
             uids = [*map(encode, names_of(self.uid))]
             # First the uid alone, as few pages contain a long one. Most pages contain the
             # bytes of a short one, but few of them after a kind.
-            groups.append([*uids])
+            needed.append([*uids])
             kinds = [encode(kind) for kind in SESSION_KINDS if kind in self.kinds]
-            groups.append([kind + uid for kind in kinds for uid in uids])
+            needed.append([kind + uid for kind in kinds for uid in uids])
             if kinds and self.separator:
                 device = (identity(self.uid) + self.separator).encode()
-                groups[0].append(device)
-                groups[1].append(device)
+                needed[0].append(device)
+                needed[1].append(device)
         elif len(self.kinds) < len(KINDS):
-            groups.append([encode(kind) for kind in sorted(self.kinds)])
+            needed.append([encode(kind) for kind in sorted(self.kinds)])
         if self.gateway is not None:
-            groups.append([encode(self.gateway)])
-        clauses = ["newest >= ?", "newest < ?"]
-        values: list[Any] = [
-            -END if self.since is None else self.since,
-            END if self.until is None else self.until + OLDER_MS,
-        ]
-        for group in groups:
-            any_of = " or ".join(["instr(records, ?)"] * len(group))
-            clauses.append(f"({any_of or 0})")
-            values += group
-        return " and ".join(clauses), values
+            needed.append([encode(self.gateway)])
+        return needed
 
 
 class LogReader:
@@ -275,20 +269,15 @@ def _search(
 
     Also the records there that are damaged.
     """
-    condition, values = query.condition()
-    part = "from log where last > ? and last < ? and first <= ?"
-    bounds = [after, until + PAGE_RECORDS, until]
-    rows = db.execute(
-        f"select {PAGE} {part} and {condition} order by last", [*bounds, *values]
-    )
-    found = [(LogPage._make(fields), crc) for *fields, crc in rows]
-    pages = [page for page, crc in found if is_whole(page, crc)]
-    count = f"select total(min(last, ?) - max(first, ?) + 1) {part}"
-    (counted,) = db.execute(count, [until, after + 1, *bounds]).fetchone()
-    if len(pages) == len(found) and counted == max(0, until - after):
-        return pages, []
-    whole = log_pages.pages(db, after=after, until=until)
-    return pages, log_pages.damaged_ranges(whole, after=after, until=until)
+    found = list[LogPage]()
+
+    def searched() -> Iterator[LogPage]:
+        for page in log_pages.pages(db, after=after, until=until):
+            if query.may_be_in(page):
+                found.append(page)
+            yield page
+
+    return found, log_pages.damaged_ranges(searched(), after=after, until=until)
 
 
 def _matching(

@@ -61,6 +61,7 @@ from liveness.service.storage.disk_reserve import Reserve
 from liveness.service.storage.high_water_mark import HighWaterMark
 from liveness.service.storage.log_pages import (
     SeqRange,
+    has_all,
     merged,
     records_in,
     rows_of,
@@ -78,8 +79,7 @@ from liveness.service.storage.log_schema import (
     stored_steps,
 )
 from liveness.service.storage.log_trimmer import LogTrimmer
-from liveness.service.storage.private_folders import identity
-from liveness.service.storage.state_lock import LOCK, locked_folder
+from liveness.service.storage.private_folders import LOCK, identity, locked_folder
 from liveness.service.storage.writer import Writer
 from liveness.text import utc_time
 
@@ -125,7 +125,7 @@ class LogRows(NamedTuple):
 
 
 def _needed(wanted: Subscription) -> list[list[bytes]]:
-    """For each row: a page that has none of these bytes has no record of these."""
+    """What the page of a record that is wanted contains, as `has_all` has it."""
     needed = list[list[bytes]]()
     if wanted.uid is not None:
         # The text alone, as that of a device begins with it.
@@ -336,7 +336,7 @@ class LogStore:
                     damaged = page.first - 1
                     break
                 reached = page.last
-                if not all(any(name in page.records for name in row) for row in needed):
+                if not has_all(page, needed):
                     continue
                 for record in records_in(page):
                     if after < record.seq <= until and wanted.wants(record):

@@ -12,7 +12,7 @@ import trio
 
 from liveness.core.wheel.record_batch import Encoded
 from liveness.service.links.link_writer import LINGER_S
-from liveness.service.storage.spools import SpoolFull, Spools
+from liveness.service.storage.online_list import SpoolFull, Spools
 from tests.helpers.wire import contents
 from tests.service.http.asgi import Answer, ask
 from tests.service.rig import Caller, Rig, running

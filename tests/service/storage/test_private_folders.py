@@ -19,12 +19,12 @@ from liveness.service.storage.database import unchanged
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.online_list import write_frames
 from liveness.service.storage.private_folders import (
+    LOCK,
     check_own,
     identities,
     make_own_folder,
     open_own,
 )
-from liveness.service.storage.state_lock import LOCK
 from liveness.service.timers.timer_store import DATABASE as TIMERS
 from liveness.service.timers.timer_store import TimerStore
 from tests.helpers.needs import as_root
