@@ -137,6 +137,12 @@ def local_time(at_ms: int) -> str:
     return moment.isoformat(" ", "milliseconds")[:-6]
 
 
+def local_moment(at_ms: int, now_ms: int) -> str:
+    """A moment in local time, to the second, with the date if it is not today's."""
+    today = local_time(now_ms)[:11]
+    return local_time(at_ms)[:-4].removeprefix(today)
+
+
 def utc_time(at_ms: int) -> str:
     """A moment in UTC, to the millisecond."""
     try:

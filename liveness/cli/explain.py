@@ -20,11 +20,11 @@ from liveness.console.admin_client import (
     unexpected_answer,
 )
 from liveness.core.records import Uid
-from liveness.explanation import cluster_sentence
-from liveness.text import printable, uid_text
+from liveness.text import escaped, local_moment, printable, uid_text
 
 # The sidecar searches its log for 2 s, after the requests that came before.
 TIMEOUT_S: Final = 10.0
+HOSTS_IN_SENTENCE: Final = 5
 
 
 def user_in_sidecar(path: Path, uid: Uid, query: str = "") -> dict[str, Any]:
@@ -58,6 +58,27 @@ def _user_in_cluster(path: Path, uid: Uid) -> dict[str, Any] | None:
     if status == HTTPStatus.OK:
         return {"online": bool(view["users"]), "hosts": view["users"]}
     return {"error": str(view.get("error", f"status {status}"))}
+
+
+def cluster_sentence(view: dict[str, Any], *, now_ms: int) -> str:
+    """Where a user is online on all hosts, without control characters.
+
+    *view* is the answer of `/v1/cluster/users/UID`; or `error`, the reason without one.
+    """
+    if "error" in view:
+        return f"on all hosts: not known now: {escaped(str(view['error']))}"
+    parts, sessions = list[str](), view["hosts"]
+    for row in sessions[:HOSTS_IN_SENTENCE]:
+        part = f"on {escaped(row['host'])} through {escaped(row['gateway'])}"
+        if row["since"] is not None:
+            part += f" since {local_moment(row['since'], now_ms)}"
+        if "device" in row:
+            part += f" ({escaped(uid_text(row['device']))})"
+        parts.append(part)
+    if len(sessions) > len(parts):
+        parts.append(f"and {len(sessions) - len(parts)} more")
+    shown = f"online {'; '.join(parts)}" if parts else "offline"
+    return f"on all hosts: {shown}"
 
 
 command: Final = declared("explain", "explain ada")

@@ -35,13 +35,19 @@ from liveness.cluster.questions import ClusterQuestions, Unanswered
 from liveness.core.records import Uid, identity
 from liveness.core.server import ServerParts
 from liveness.core.wire.uids import bad_uid_text, is_natural
-from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.metrics.counts import Counts
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
 from liveness.service.http import api
 from liveness.service.http.event_stream import USERS, Stream, Streams
+from liveness.service.http.explanation import (
+    DEVICES,
+    RECORDS,
+    Known,
+    UserDevices,
+    answer,
+)
 from liveness.service.storage import online_list
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader

@@ -1,14 +1,11 @@
 """Why a user is online or offline, in one sentence for the person on call.
 
 It is made from the state of the sidecar, and from the user's records in the log. A record
-may be missing: not durable yet, trimmed, or older than the searched
-part. Then the sentence says so.
-
-Times are local, to the second; the date is shown if it is not today's.
+may be missing: not durable yet, trimmed, or older than the searched part. Then the sentence
+says so.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from liveness.core.cursors import (
@@ -35,12 +32,11 @@ from liveness.core.records import (
 )
 from liveness.core.sessions.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
 from liveness.core.sessions.firing import UserStatus
-from liveness.text import duration, escaped, json_ready, uid_text
+from liveness.text import duration, escaped, json_ready, local_moment, uid_text
 
 RECORDS: Final = 20  # how many records of a user are shown by default
 DEVICES: Final = 100  # how many of a user's devices are shown
 DEVICES_IN_SENTENCE: Final = 5
-HOSTS_IN_SENTENCE: Final = 5
 # Shorter durations are shown in seconds only.
 READ_AS_SECONDS: Final = 120.0
 
@@ -153,21 +149,20 @@ def sentence(known: Known, *, now_ms: int) -> str:
     """Return the explanation, without control characters."""
     status = known.status
     newest = known.records[0] if known.records else None
-    at = _Clock(now_ms)
     devices = known.devices
     # One device alone may have the user's name.
     if devices and _is_user_online(devices) and (devices.online > 1 or not status):
-        parts = _devices(devices, at)
+        parts = _devices(devices, now_ms)
     elif status is not None:
-        parts = _online(status, known.opening, at)
+        parts = _online(status, known.opening, now_ms)
     elif newest is None:
-        parts = [_nothing(known, at)]
+        parts = [_nothing(known, now_ms)]
     elif newest.kind != OFFLINE:
         # Its offline is not durable yet, or was lost with the end of the log.
         parts = ["offline; the reason is not on disk yet: ask again"]
-        parts.append(_began(newest, at))
+        parts.append(_began(newest, now_ms))
     else:
-        parts = _offline(newest, known.opening, at)
+        parts = _offline(newest, known.opening, now_ms)
     if known.unacknowledged is not None:
         gateway, why, unacked = known.unacknowledged
         text = _UNACKNOWLEDGED[why]
@@ -175,66 +170,24 @@ def sentence(known: Known, *, now_ms: int) -> str:
     return "; ".join(filter(None, parts))
 
 
-def cluster_sentence(uid: Uid, view: dict[str, Any], *, now_ms: int) -> str:
-    """Where a user is online by the cluster's data, without control characters.
-
-    Args:
-        uid: The user.
-        view: Its sessions, `hosts`, as `/v1/cluster/where` has them; or `error`, the reason
-            why they are not known.
-        now_ms: Unix milliseconds.
-    """
-    if "error" in view:
-        return f"on all hosts: not known now: {escaped(str(view['error']))}"
-    at, sessions = _Clock(now_ms), view["hosts"]
-    parts = list[str]()
-    for row in sessions[:HOSTS_IN_SENTENCE]:
-        part = f"on {escaped(row['host'])} through {escaped(row['gateway'])}"
-        if row["since"] is not None:
-            part += f" since {at(row['since'])}"
-        if identity(row["uid"]) != identity(uid):  # a device of the user
-            part += f" ({escaped(uid_text(row['uid']))})"
-        parts.append(part)
-    if len(sessions) > len(parts):
-        parts.append(f"and {len(sessions) - len(parts)} more")
-    shown = f"online {'; '.join(parts)}" if parts else "offline"
-    return f"on all hosts: {shown}"
-
-
-class _Clock:
-    """Formats moments in local time, as seen at one moment."""
-
-    def __init__(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-        self._today = self._local(now_ms).date()
-
-    def __call__(self, at_ms: int) -> str:
-        """The time, after the date if that is not today's."""
-        moment = self._local(at_ms)
-        form = "%H:%M:%S" if moment.date() == self._today else "%Y-%m-%d %H:%M:%S"
-        return moment.strftime(form)
-
-    def ago(self, at_ms: int) -> str:
-        return f"{_lasting(max(0, self._now_ms - at_ms) / 1000)} ago"
-
-    @staticmethod
-    def _local(at_ms: int) -> datetime:
-        return datetime.fromtimestamp(at_ms / 1000).astimezone()
-
-
 def _lasting(seconds: float) -> str:
     """A duration: a short one in seconds, to a tenth."""
     return f"{seconds:.1f} s" if seconds < READ_AS_SECONDS else duration(seconds)
 
 
-def _online(user: UserStatus, opening: Record | None, at: _Clock) -> list[str]:
+def _ago(at_ms: int, now_ms: int) -> str:
+    return f"{_lasting(max(0, now_ms - at_ms) / 1000)} ago"
+
+
+def _online(user: UserStatus, opening: Record | None, now_ms: int) -> list[str]:
     gateway = escaped(user.gateway)
     through = f"online through {gateway}"
     parts = [through if user.conn is None else f"{through} (connection {user.conn})"]
     if user.last is None or user.seen is None:
         parts.append(_UNHEARD)
     else:
-        parts.append(f"last heard: {user.last} at {at(user.seen)}, {at.ago(user.seen)}")
+        heard = local_moment(user.seen, now_ms)
+        parts.append(f"last heard: {user.last} at {heard}, {_ago(user.seen, now_ms)}")
     if user.held is not None:
         parts.append(_HELD[user.held].format(gateway=gateway))
     elif user.slot is None:
@@ -243,18 +196,19 @@ def _online(user: UserStatus, opening: Record | None, at: _Clock) -> list[str]:
         parts.append(f"offline in {_lasting(user.fires_in)} unless it is heard")
     if user.absence is not None and user.held != user.absence:
         parts.append(f"{gateway} {_ABSENCE[user.absence]}")
-    parts.append(_began(opening, at) or f"connected {at(user.since)}")
+    connected = f"connected {local_moment(user.since, now_ms)}"
+    parts.append(_began(opening, now_ms) or connected)
     return parts
 
 
-def _devices(devices: UserDevices, at: _Clock) -> list[str]:
+def _devices(devices: UserDevices, now_ms: int) -> list[str]:
     """A user's devices, the latest login first."""
     parts = [f"online with {devices.online} device{'' if devices.online == 1 else 's'}"]
     newest = [*devices.shown.items()][::-1][:DEVICES_IN_SENTENCE]
     for device, status in newest:
         part = f"{escaped(uid_text(device))} through {escaped(status.gateway)}"
         if status.last and status.seen:
-            part += f", last heard {at.ago(status.seen)}"
+            part += f", last heard {_ago(status.seen, now_ms)}"
         if status.held is not None:
             part += f", {_HELD[status.held].format(gateway=escaped(status.gateway))}"
         parts.append(part)
@@ -263,11 +217,11 @@ def _devices(devices: UserDevices, at: _Clock) -> list[str]:
     return parts
 
 
-def _offline(end: Record, opening: Record | None, at: _Clock) -> list[str]:
-    gateway, when = escaped(end.gateway), f"offline at {at(end.at)}"
+def _offline(end: Record, opening: Record | None, now_ms: int) -> list[str]:
+    gateway, when = escaped(end.gateway), f"offline at {local_moment(end.at, now_ms)}"
     silence = f"{_lasting(end.silence or 0.0)} of silence"
     if end.reason == LOGOUT:
-        return [f"{when} by a logout through {gateway}", _began(opening, at)]
+        return [f"{when} by a logout through {gateway}", _began(opening, now_ms)]
     if end.reason == GATEWAY_LOST:
         when += f" with its gateway {gateway}, which was lost, after {silence}"
     else:
@@ -276,15 +230,16 @@ def _offline(end: Record, opening: Record | None, at: _Clock) -> list[str]:
     if end.last is None or end.seen is None:
         heard = _UNHEARD + (f", through {gateway}" if end.reason == SILENCE else "")
     else:
-        heard = f"last heard: {end.last} at {at(end.seen)} through {gateway}"
-    return [when, heard, _began(opening, at)]
+        seen = local_moment(end.seen, now_ms)
+        heard = f"last heard: {end.last} at {seen} through {gateway}"
+    return [when, heard, _began(opening, now_ms)]
 
 
-def _began(opening: Record | None, at: _Clock) -> str:
+def _began(opening: Record | None, now_ms: int) -> str:
     """How a session began; "" if its record is missing."""
     if opening is None:
         return ""
-    when = at(opening.at)
+    when = local_moment(opening.at, now_ms)
     if opening.kind == MOVED:
         moved = f"moved from {escaped(opening.from_gateway or '')} at {when}"
         return f"{moved}, by a login through {escaped(opening.gateway)}"
@@ -293,17 +248,17 @@ def _began(opening: Record | None, at: _Clock) -> str:
     return f"online since {when}, by a {opening.reason} without a login"
 
 
-def _nothing(known: Known, at: _Clock) -> str:
+def _nothing(known: Known, now_ms: int) -> str:
     """The sentence if no record was found."""
     if known.back_to is not None:
-        back_to = at(known.back_to.at)
+        back_to = local_moment(known.back_to.at, now_ms)
         return (
             f"offline, and not in the log back to {back_to}, where the search ended "
             "(`liveness history` searches all of it)"
         )
     if known.oldest is None:
         return "never heard of: the log is empty"
-    oldest = at(known.oldest.at)
+    oldest = local_moment(known.oldest.at, now_ms)
     return (
         f"offline; not in the log, which begins at {oldest}: never heard of, or its "
         "records were deleted"

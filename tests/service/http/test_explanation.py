@@ -9,6 +9,7 @@ from datetime import datetime
 
 import pytest
 
+from liveness.cli.explain import cluster_sentence
 from liveness.core.cursors import Unacknowledged
 from liveness.core.records import OFFLINE_REASONS, LogPosition, Record
 from liveness.core.sessions.clearance import (
@@ -22,11 +23,10 @@ from liveness.core.sessions.clearance import (
 )
 from liveness.core.sessions.firing import UserStatus
 from liveness.core.wheel.timing_wheel import Slot
-from liveness.explanation import (
+from liveness.service.http.explanation import (
     Known,
     UserDevices,
     answer,
-    cluster_sentence,
     sentence,
 )
 
