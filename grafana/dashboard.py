@@ -11,27 +11,21 @@ works without the rules of `deploy/prometheus`.
 from pathlib import Path
 from typing import Final
 
+from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.builders import (
-    barchart,
-    common,
     heatmap,
-    prometheus,
     stat,
     timeseries,
 )
-from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.common import (
     HeatmapCellLayout,
-    LegendDisplayMode,
-    LegendPlacement,
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from grafana.panels import (
-    BLUE,
     DATASOURCE,
     GREEN,
     HERE,
@@ -63,7 +57,7 @@ CHANGING: Final = f'{HERE},function!~"beat|look"'
 COMMIT: Final = "liveness_log_commit_seconds"
 TIMER: Final = "liveness_timer_lateness_seconds"
 
-Panel = barchart.Panel | heatmap.Panel | stat.Panel | timeseries.Panel
+Panel = heatmap.Panel | stat.Panel | timeseries.Panel
 
 
 def at_a_glance() -> list[Panel]:
@@ -252,9 +246,8 @@ def lateness() -> list[Panel]:
 
 
 def wheel() -> list[Panel]:
-    """The ring, its hand, and the time that counts for nobody."""
+    """The hand of the wheel, and the time that counts for nobody."""
     return [
-        _slots(),
         curves(
             "Hand lag",
             "By how much a turn of the hand was overdue, at most, within the last 15 to "
@@ -263,7 +256,7 @@ def wheel() -> list[Panel]:
             "stop of the process: see Time unattended.",
             query(by("instance", "liveness_hand_lag_seconds")),
             unit="s",
-            width=6,
+            width=12,
         ),
         curves(
             "Time unattended",
@@ -272,65 +265,9 @@ def wheel() -> list[Panel]:
             "stopped process, a paused or crowded host, a quota, a disk far behind.",
             query(rate("instance", "liveness_unattended_seconds_total")),
             unit="percentunit",
-            width=6,
+            width=12,
         ),
     ]
-
-
-def _slots() -> barchart.Panel:
-    def retyped(kind: str) -> model.DataTransformerConfig:
-        conversions = [{"targetField": "slot", "destinationType": kind}]
-        options = {"fields": {}, "conversions": conversions}
-        return model.DataTransformerConfig("convertFieldType", options=options)
-
-    # Labels are text, and come in no order.
-    in_order = [
-        model.DataTransformerConfig(
-            "organize", options={"excludeByName": {"Time": True}}
-        ),
-        retyped("number"),
-        model.DataTransformerConfig(
-            "sortBy", options={"fields": {}, "sort": [{"field": "slot"}]}
-        ),
-        retyped("string"),
-    ]
-    return (
-        barchart.Panel()
-        .title("Users due in each slot")
-        .description(
-            "The ring as it is now: users by the slot in which they come due if they "
-            "send nothing more. It should be about even, with a peak that moves where "
-            "many logged in at once. A peak that stays in one slot is held: see Held."
-        )
-        .datasource(DATASOURCE)
-        .height(8)
-        .span(12)
-        .x_field("slot")
-        .unit("short")
-        .decimals(0)
-        .bar_width(0.9)
-        .fill_opacity(70)
-        .line_width(0)
-        .min(0)
-        .color_scheme(
-            build.FieldColor().mode(model.FieldColorModeId.FIXED).fixed_color(BLUE)
-        )
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(LegendDisplayMode.HIDDEN)
-            .placement(LegendPlacement.BOTTOM)
-            .show_legend(False)
-        )
-        .transformations(in_order)
-        .with_target(
-            prometheus.Dataquery()
-            .expr(by("slot", "liveness_wheel_slot_users"))
-            .datasource(DATASOURCE)
-            .ref_id("A")
-            .format(PromQueryFormat.TABLE)
-            .instant()
-        )
-    )
 
 
 def gateways() -> list[Panel]:
@@ -338,11 +275,10 @@ def gateways() -> list[Panel]:
     return [
         curves(
             "Links",
-            "Connected gateways and watchers, and those of the watchers that read "
-            "everyone's feed. If a gateway is missing: does it run, and what does its "
-            "log say? Without a link its users are gateway_lost, each at its own timeout.",
+            "Connected gateways and watchers. If a gateway is missing: does it run, and "
+            "what does its log say? Without a link its users are gateway_lost, each at "
+            "its own timeout.",
             query(by("role", "liveness_links")),
-            query(f"sum(liveness_feed_watchers{{{HERE}}})", "read the feed"),
             width=6,
         ),
         curves(

@@ -72,15 +72,24 @@ NOT_FATAL = frozenset(
 
 
 class WireError(LivenessError):
-    """The other side sent bytes that are not our protocol.
+    """The other side sent a frame, or bytes, that are not our protocol.
 
-    The stream cannot be trusted any more: no later bytes are read, and the link is closed
-    after `code` was sent. `limit` is the setting that was exceeded, if any.
+    After a fault of the stream (`core.wire.framing`), nothing later is read, and the link
+    is closed after `code` was sent; after one of a frame, only if `code` is not in
+    `NOT_FATAL`. `limit` is the setting that was exceeded, and `index` the place of the uid
+    in the frame, if any.
     """
 
-    def __init__(self, code: Code, message: str, *, limit: str | None = None) -> None:
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        limit: str | None = None,
+        index: int | None = None,
+    ) -> None:
         super().__init__(message)
-        self.code, self.limit = code, limit
+        self.code, self.limit, self.index = code, limit, index
 
 
 class Refused(LivenessError):

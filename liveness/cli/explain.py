@@ -19,7 +19,7 @@ from liveness.console.admin_client import (
     send_request,
     unexpected_answer,
 )
-from liveness.core.records import Uid
+from liveness.core.records import Uid, identity
 from liveness.text import escaped, local_moment, printable, uid_text
 
 # The sidecar searches its log for 2 s, after the requests that came before.
@@ -60,10 +60,11 @@ def _user_in_cluster(path: Path, uid: Uid) -> dict[str, Any] | None:
     return {"error": str(view.get("error", f"status {status}"))}
 
 
-def cluster_sentence(view: dict[str, Any], *, now_ms: int) -> str:
+def cluster_sentence(uid: Uid, view: dict[str, Any], *, now_ms: int) -> str:
     """Where a user is online on all hosts, without control characters.
 
-    *view* is the answer of `/v1/cluster/users/UID`; or `error`, the reason without one.
+    *view* has its sessions, as `/v1/cluster/where` has them; or `error`, the reason why
+    they are not known.
     """
     if "error" in view:
         return f"on all hosts: not known now: {escaped(str(view['error']))}"
@@ -72,8 +73,8 @@ def cluster_sentence(view: dict[str, Any], *, now_ms: int) -> str:
         part = f"on {escaped(row['host'])} through {escaped(row['gateway'])}"
         if row["since"] is not None:
             part += f" since {local_moment(row['since'], now_ms)}"
-        if "device" in row:
-            part += f" ({escaped(uid_text(row['device']))})"
+        if identity(row["uid"]) != identity(uid):  # a device of the user
+            part += f" ({escaped(uid_text(row['uid']))})"
         parts.append(part)
     if len(sessions) > len(parts):
         parts.append(f"and {len(sessions) - len(parts)} more")

@@ -15,9 +15,9 @@ from liveness.client.reports import Reports
 from liveness.client.sidecar_frames import Welcome, wrong_form
 from liveness.client.tasks import TaskQueues, Timer
 from liveness.core.records import MOVED, OFFLINE, HostTime, Uid, identity
-from liveness.core.wire.frames import PROTOCOL, BadFrame, parse_hello
+from liveness.core.wire.frames import PROTOCOL, parse_hello
 from liveness.core.wire.framing import Frame, encode
-from liveness.errors import Code, ReportError
+from liveness.errors import Code, ReportError, WireError
 
 # Promised in the hello. A gateway that is silent for twice as long counts as frozen, and
 # its users do not count as silent. That is long enough for a busy event loop. With a
@@ -342,5 +342,5 @@ class Client:
             )
         try:
             parse_hello(("hello", self._options | {"fresh": fresh}))
-        except BadFrame as bad:
+        except WireError as bad:
             raise ReportError(str(bad)) from None

@@ -41,9 +41,9 @@ from liveness.client.record_link import RecordLink
 from liveness.client.sidecar_frames import wrong_form
 from liveness.core.records import SESSION_KINDS, Uid
 from liveness.core.sessions.damping import DampingCounts
-from liveness.core.wire.frames import BadFrame, parse_hello
+from liveness.core.wire.frames import parse_hello
 from liveness.core.wire.framing import Frame
-from liveness.errors import LivenessError, ReportError
+from liveness.errors import LivenessError, ReportError, WireError
 from liveness.host_clock import wall_s as host_wall_s
 from liveness.text import escaped
 
@@ -377,5 +377,5 @@ def _check(options: dict[str, Any], after: int | None, log: str | None) -> None:
     hello = options if after is None else options | {"after": after, "log": log or "-"}
     try:
         parse_hello(("hello", hello))
-    except BadFrame as bad:
+    except WireError as bad:
         raise ReportError(str(bad)) from None

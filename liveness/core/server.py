@@ -46,7 +46,6 @@ from liveness.core.records import (
     OnlineFields,
 )
 from liveness.core.sessions.attended_clock import AttendedClock
-from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
@@ -130,7 +129,7 @@ class Server:
             host=host,
             limits=limits,
         )
-        self._warnings = OperatorWarnings(effects, parts.gateways, parts.firing.guard)
+        self._warnings = OperatorWarnings(effects, parts.gateways)
 
     def restore(
         self, online: Iterable[OnlineFields], at: Instant, restorer: SessionRestorer
@@ -319,7 +318,8 @@ class Server:
         if not self._attended.is_paused:
             limit = self._pressure.fire_limit if limit is None else limit
             fired = self._firing.fire(at, limit=limit)
-        self._warnings.storms()
+        if self._firing.guard is not None:
+            self.effects.extend(self._firing.guard.take())
         return fired
 
     def commit(self, *, with_cursors: bool = False) -> int:
@@ -330,10 +330,6 @@ class Server:
         return self._decided.ticket
 
     # --- from time to time ----------------------------------------------------
-
-    def missed(self, gateway: GatewayState, now: float) -> None:
-        if gateway.has_missed(now):
-            self._warnings.missed_promise(gateway, now)
 
     def note_cursors(self, at: Instant) -> None:
         """Note for the disk what changes without an event: cursors and timeouts."""

@@ -14,7 +14,7 @@ computes the new rows, inside the database transaction that writes them (see
     pending or fired -> cancelled, replaced   by another command of its gateway
 
 Of a gateway's timers with one key only the newest may be *live*: pending or fired. All
-times here are milliseconds of the state's clock (see `state_time`).
+times here are milliseconds of the state's clock (see `service.common.clock`).
 
 Source: the retries of payment notifications: a table with states and a fixed schedule.
 """

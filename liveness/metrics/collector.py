@@ -5,11 +5,9 @@ from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-from liveness.metrics.cluster_now import ClusterNow
 from liveness.metrics.counts import Counts
 from liveness.metrics.families import Family, families_of
-from liveness.metrics.now import GatewayNow, Now
-from liveness.metrics.outlet_now import OUTLET_STATES, OutletNow
+from liveness.metrics.now import OUTLET_STATES, ClusterNow, GatewayNow, Now, OutletNow
 
 # Gateways after the first 64 share the label `other`.
 MOST_GATEWAYS: Final = 64

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from liveness.errors import Code
-from liveness.metrics.families import counter, histogram, zeros
-from liveness.metrics.histogram import Histogram
+from liveness.metrics.families import Histogram, counter, histogram, zeros
 
 SOCKETS: Final = ("gateway", "http", "admin")
 DOORS: Final = ("http", "admin")

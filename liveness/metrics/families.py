@@ -1,8 +1,9 @@
-"""How a field declares its metric family.
+"""Histograms, and how a field declares its metric family.
 
 Prometheus objects exist only while a scrape is answered.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -20,6 +21,31 @@ Values = Mapping[str, int]  # by the value of a label
 Label = TypeVar("Label", str, tuple[str, str])
 
 
+class Histogram:
+    """A classic histogram: counts by bucket, and a sum.
+
+    Args:
+        bounds: Upper bounds, ascending, in seconds; infinity is added.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations at or below it), ending with +Inf."""
+        total, rows = 0, []
+        for bound, count in zip((*self.bounds, None), self._counts, strict=True):
+            total += count
+            rows.append(("+Inf" if bound is None else f"{bound:g}", float(total)))
+        return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """The metric family of a field of `Now`, `Counts`, …."""
@@ -34,12 +60,10 @@ class Family:
 
         Args:
             values: A number or histogram; with labels a mapping of them by label
-                value (by a tuple for two labels), or a list, labelled by position.
+                value, by a tuple for two labels.
         """
         family = self.kind(self.name, self.text, labels=self.labels)
-        if isinstance(values, list):
-            values = {str(position): value for position, value in enumerate(values)}
-        elif not self.labels:
+        if not self.labels:
             values = {(): values}
         for labels, value in values.items():
             labelled = [labels] if isinstance(labels, str) else labels

@@ -1,11 +1,42 @@
 """All that is read at the moment of a scrape."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
-from liveness.metrics.cluster_now import ClusterNow
 from liveness.metrics.counts import Counts
-from liveness.metrics.families import Values, counter, gauge
-from liveness.metrics.outlet_now import OutletNow
+from liveness.metrics.families import Histogram, Values, counter, gauge, histogram
+
+# What Redis may answer to each function of the cluster, why a call may fail, and how
+# questions about users of all hosts are answered.
+CLUSTER_CALLS: Final = tuple(
+    (function, answer)
+    for function, answers in {
+        "begin": ("keep", "reset", "epoch", "replaced", "config"),
+        "assert": (
+            *("ok", "gap", "late", "epoch", "unknown", "damaged"),
+            *("live", "fenced"),
+        ),
+        "apply": (
+            *("ok", "gap", "late", "epoch", "unknown", "damaged"),
+            *("fenced", "asserting"),
+        ),
+        "beat": ("ok", "gap", "epoch", "unknown", "damaged", "fenced", "asserting"),
+        "look": ("ok", "later", "unknown", "damaged"),
+        "fence": ("ok", "behind", "heard", "epoch", "fenced", "unknown"),
+        "reap": ("ok", "unknown", "damaged"),
+    }.items()
+    for answer in answers
+)
+CLUSTER_ERRORS: Final = (
+    "timeout", "connection", "readonly", "memory", "moving", "auth", "permission",
+    "loading", "other",
+)  # fmt: skip
+CLUSTER_QUESTIONS: Final = ("answered", "slow", "away")
+PARTITION_MODES: Final = ("beginning", "asserting", "following")
+OUTLET_STATES: Final = ("following", "retrying", "stopped")
+# Of outlets: from the moment that a record was decided to its acknowledgement.
+DELIVERY_S: Final = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 15, 60, 300, 1_800, 7_200, 86_400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +58,143 @@ class GatewayNow:
         "liveness_gateway_mute",
         "How often each gateway was silent for longer than it promised.",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNow:
+    """The publishing of this host's sessions at the moment of a scrape."""
+
+    host: str
+    state: str  # following, beginning, away, replaced or refused
+    since: int  # since when it is in this state, Unix milliseconds
+    detail: str  # why it does not follow; empty if it does
+    is_up: bool = gauge(
+        "liveness_cluster_up", "1 if the newest call to Redis succeeded, else 0."
+    )
+    lag_records: int = gauge(
+        "liveness_cluster_lag_records", "Records that Redis does not have yet."
+    )
+    lag_s: float = gauge(
+        "liveness_cluster_lag_seconds",
+        "Age of the oldest change that Redis does not have.",
+    )
+    partitions: Values = gauge(  # by PARTITION_MODES
+        "liveness_cluster_partitions",
+        "Partitions by what this host does in them; all should be following.",
+        "mode",
+    )
+    lease_age_s: float = gauge(
+        "liveness_cluster_lease_age_seconds",
+        "Time since the last answer of the partition that has waited the longest.",
+    )
+    lease_s: float = gauge(
+        "liveness_cluster_lease_seconds",
+        "Silence after which the other hosts declare this one lost.",
+    )
+    users: int = gauge("liveness_cluster_users", "Users online on any host.")
+    calls: Mapping[tuple[str, str], int] = counter(  # by CLUSTER_CALLS
+        "liveness_cluster_calls",
+        "Calls to Redis that were answered.",
+        "function",
+        "answer",
+    )
+    errors: Values = counter(  # by CLUSTER_ERRORS
+        "liveness_cluster_errors", "Calls to Redis that failed.", "kind"
+    )
+    lists: int = counter(
+        "liveness_cluster_lists",
+        "Times that a partition began to list all sessions of this host anew.",
+    )
+    audit_mismatches: int = counter(
+        "liveness_cluster_audit_mismatches",
+        "Times that Redis had other sessions of this host than its log. Must stay 0.",
+    )
+    fences: int = counter(
+        "liveness_cluster_fences",
+        "Hosts that this one declared lost, once for each partition.",
+    )
+    sessions_reaped: int = counter(
+        "liveness_cluster_sessions_reaped",
+        "Sessions of lost hosts, and outdated ones, that this host ended.",
+    )
+    questions: Values = counter(  # by CLUSTER_QUESTIONS
+        "liveness_cluster_questions",
+        "Questions about users of all hosts, by how they were answered.",
+        "answer",
+    )
+
+    def as_map(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "state": self.state,
+            "since": self.since,
+            "detail": self.detail,
+            "users": self.users,
+            "lag_records": self.lag_records,
+            "lag_s": round(self.lag_s, 3),
+            "partitions": dict(self.partitions),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutletNow:
+    """One outlet at the moment of a scrape."""
+
+    outlet: str  # the section of its settings, such as webhooks.mail
+    state: str  # one of OUTLET_STATES
+    since: int  # since when it is in this state, Unix milliseconds
+    detail: str  # why it does not follow; empty if it does
+    lag_records: int = gauge(
+        "liveness_outlet_lag_records",
+        "Records that an outlet has not read, or not delivered.",
+    )
+    lag_s: float = gauge(
+        "liveness_outlet_lag_seconds",
+        "For how long there have been records that an outlet has not delivered.",
+    )
+    sent: int = counter(
+        "liveness_outlet_records_sent",
+        "Records that an outlet's receiver acknowledged.",
+    )
+    retries: int = counter(
+        "liveness_outlet_retries", "Tries of an outlet after a first one."
+    )
+    dead: int = counter(
+        "liveness_outlet_records_dead",
+        "Records that became dead letters: a receiver refused them, or all attempts failed.",
+    )
+    dead_kept: int = gauge(
+        "liveness_outlet_dead_letters", "Dead letters that are kept."
+    )
+    dead_deleted: int = counter(
+        "liveness_outlet_dead_letters_deleted",
+        "Dead letters that were deleted, as there were too many.",
+    )
+    missed: int = counter(
+        "liveness_outlet_records_missed",
+        "Records that were deleted from the log before an outlet had read them.",
+    )
+    damped: int = counter(
+        "liveness_outlet_records_damped",
+        "Offlines and onlines left out, as a user was back soon.",
+    )
+    settling_overflows: int = counter(
+        "liveness_outlet_settling_overflows",
+        "Offlines passed on early, as too many waited.",
+    )
+    settling: int = gauge(
+        "liveness_outlet_settling",
+        "Offlines that wait to see whether their user comes back.",
+    )
+    latency: Histogram = histogram(
+        "liveness_outlet_delivery_seconds",
+        "From a record's decision to its acknowledgement, of the oldest of a batch.",
+    )
+
+    def as_map(self) -> dict[str, Any]:
+        names = (item.name for item in fields(self) if item.name != "latency")
+        shown = {name: getattr(self, name) for name in names}
+        return {**shown, "lag_s": round(self.lag_s, 3)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +221,6 @@ class Now:
     early: int = counter(
         "liveness_early_offline",
         "Offlines for silence before the whole timeout. Must stay 0.",
-    )
-    slot_users: list[int] = gauge(
-        "liveness_wheel_slot_users", "Users due in each slot of the wheel.", "slot"
     )
     hand_lag_s: float = gauge(
         "liveness_hand_lag_seconds",
@@ -96,7 +261,6 @@ class Now:
         "liveness_log_damaged_records",
         "Records of the log that were found damaged on disk.",
     )
-    feed_watchers: int = gauge("liveness_feed_watchers", "Connected watchers.")
     streams: Values = gauge("liveness_streams", "Open HTTP streams.", "stream")
     timers: Values = gauge("liveness_timers", "Timers in the table.", "state")
     timers_loaded: int = gauge(

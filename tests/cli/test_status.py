@@ -12,7 +12,7 @@ import pytest
 from liveness.cli import status
 from liveness.cli.main import main
 from liveness.console.admin_client import CommandError, request_json
-from liveness.metrics.histogram import quantile
+from liveness.service.http.summary import quantile
 from liveness.text import duration
 from tests.helpers.admin_server import Admin, answering
 

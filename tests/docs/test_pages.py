@@ -32,7 +32,7 @@ from liveness.config.sources import load
 from liveness.errors import LivenessError
 from liveness.metrics.collector import Collector
 from liveness.metrics.counts import HttpRefusal
-from liveness.metrics.outlet_now import OUTLET_STATES
+from liveness.metrics.now import OUTLET_STATES
 from liveness.service.outlets.webhooks import cloud_events
 from liveness.text import ID_KEYS, json_line
 from tests.helpers.command_lines import checked

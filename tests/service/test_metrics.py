@@ -11,19 +11,21 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.cluster.nodes import Kind
-from liveness.metrics.cluster_now import (
+from liveness.metrics.collector import MOST_GATEWAYS, Collector
+from liveness.metrics.counts import COMMIT_S, LATENESS_S, LATENESS_STAGES, Counts
+from liveness.metrics.families import Histogram, with_zeros
+from liveness.metrics.now import (
     CLUSTER_CALLS,
     CLUSTER_ERRORS,
     CLUSTER_QUESTIONS,
+    DELIVERY_S,
+    OUTLET_STATES,
     PARTITION_MODES,
     ClusterNow,
+    GatewayNow,
+    Now,
+    OutletNow,
 )
-from liveness.metrics.collector import MOST_GATEWAYS, Collector
-from liveness.metrics.counts import COMMIT_S, LATENESS_S, LATENESS_STAGES, Counts
-from liveness.metrics.families import with_zeros
-from liveness.metrics.histogram import Histogram
-from liveness.metrics.now import GatewayNow, Now
-from liveness.metrics.outlet_now import DELIVERY_S, OUTLET_STATES, OutletNow
 from liveness.service.outlets.common.outlet import OutletState
 from tests.helpers.tree import ROOT
 
@@ -75,7 +77,6 @@ NOW = Now(
     ended={"silence": 1},
     moved=4,
     early=0,
-    slot_users=[2, *[0] * 29],
     hand_lag_s=0.002,
     unattended_s=1.5,
     held={"mute": 1},
@@ -89,7 +90,6 @@ NOW = Now(
     write_failures={"log": 7, "timers": 0},
     log_bytes=4_096,
     log_damaged=9,
-    feed_watchers=1,
     streams={"feed": 2, "live": 1, "users": 0},
     timers={"pending": 5},
     timers_loaded=3,
@@ -145,7 +145,7 @@ def test_the_series_are_the_same_before_and_after_anything_happened() -> None:
     counts.timer_lateness.observe(1e9)
     counts.refused["bad-uid"] += 5
     counts.notices_sent = counts.notices_acked = 10**9
-    busy = replace(NOW, users=10**6, moved=10**6, slot_users=[10**5] * 30)
+    busy = replace(NOW, users=10**6, moved=10**6)
     assert series(scraped(counts, busy)) == before
 
 
@@ -161,9 +161,6 @@ def test_each_count_is_shown_under_its_label() -> None:
     assert applied.labels == {"function": "apply", "answer": "ok"}
     (storms,) = families["liveness_storms"].samples
     assert (storms.name, storms.value) == ("liveness_storms_total", 8)
-    slots = by_label(families["liveness_wheel_slot_users"])
-    assert list(slots) == [str(slot) for slot in range(30)]
-    assert slots["0"] == 2
     (info,) = families["liveness_build_info"].samples
     assert info.labels == {"version": "1.2.3", "wheel": "reference"}
 

@@ -29,7 +29,7 @@ from playwright.sync_api import (
 
 from liveness.cli.main import main
 from liveness.lab.common.processes import free_port
-from liveness.metrics.outlet_now import OutletNow
+from liveness.metrics.now import OutletNow
 from tests.helpers.needs import require
 from tests.system.client import Client
 from tests.system.conftest import Start

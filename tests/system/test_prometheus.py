@@ -321,7 +321,7 @@ def users_come(scene: Scene) -> None:
     gateway.talk(*users[:10])
     scene.stack.enter_context(scene.sidecar.watcher())
     scene.until('liveness_events_total{event="keepalive"} > 20')
-    scene.until("liveness_feed_watchers == 1")
+    scene.until('liveness_links{role="watcher"} == 1')
     scene.until("liveness_gateway_users == 20")
 
 

@@ -22,7 +22,6 @@ from liveness.core.records import (
     WATCHER,
 )
 from liveness.core.wire.frames import (
-    BadFrame,
     claimed_name,
     conns_of,
     parse_ack,
@@ -107,7 +106,7 @@ class Conversation:
                     continue
                 try:
                     request = self._request(frame)
-                except BadFrame as bad:
+                except WireError as bad:
                     yield from self._flush()
                     yield self._refuse(bad, frame, now)
                     continue
@@ -159,7 +158,7 @@ class Conversation:
             )
         return self.close(error.code, str(error), limit=error.limit)
 
-    def _refuse(self, bad: BadFrame, frame: Frame, now: float) -> Refusal:
+    def _refuse(self, bad: WireError, frame: Frame, now: float) -> Refusal:
         name = frame[0] if frame and type(frame[0]) is str else None
         if name is not None and len(name) > MAX_NAME_BYTES:
             name = name[:MAX_NAME_BYTES]
@@ -194,7 +193,7 @@ class Conversation:
         name = frame[0] if frame else None
         if self.hello is None:
             if name != "hello":
-                raise BadFrame(
+                raise WireError(
                     Code.NOT_HELLO,
                     f'the first frame must be ["hello", {{...}}], not {name!r:.80}',
                 )
@@ -204,10 +203,10 @@ class Conversation:
             self._reader.max_frame_bytes = self._limits.max_frame_bytes
             return self.hello
         if type(name) is not str:
-            raise BadFrame(Code.BAD_FRAME, "a frame begins with its name, a string")
+            raise WireError(Code.BAD_FRAME, "a frame begins with its name, a string")
         if self.hello.role == WATCHER and (name in _EVENTS or name in _TIMERS):
             what = "events" if name in _EVENTS else "timers"
-            raise BadFrame(
+            raise WireError(
                 Code.BAD_FRAME,
                 f"a watcher sends no {what}; say hello with role gateway to send them",
             )
@@ -238,11 +237,13 @@ class Conversation:
             case "ack" if self.hello.ack:
                 return parse_ack(frame, self.n)
             case "ack":
-                raise BadFrame(Code.BAD_FRAME, "this link's hello said ack: false")
+                raise WireError(Code.BAD_FRAME, "this link's hello said ack: false")
             case "hello":
-                raise BadFrame(Code.BAD_FRAME, "a second hello; connect again for that")
+                raise WireError(
+                    Code.BAD_FRAME, "a second hello; connect again for that"
+                )
             case _:
-                raise BadFrame(
+                raise WireError(
                     Code.UNKNOWN_FRAME,
                     f"unknown frame {name!r:.80}; welcome.features lists the known ones",
                 )

@@ -1,4 +1,4 @@
-"""Warns the operator of storms, short timeouts, missed pings, and stalled readers."""
+"""Warns the operator of short timeouts and of stalled readers."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -9,9 +9,7 @@ from liveness.core.cursors import NOT_READING, UNACKNOWLEDGED
 from liveness.core.effects import Effect, LogLine
 from liveness.core.links.link import Link
 from liveness.core.sessions.cadence import TIMES
-from liveness.core.sessions.clearance import MISSES, GatewayState
 from liveness.core.sessions.gateway_table import GatewayTable
-from liveness.core.sessions.storm_guard import Guard, StormBegun
 
 # How often it checks conditions that change over seconds and minutes.
 CHECK_EVERY_S: Final = 2.0
@@ -34,57 +32,11 @@ _TODO: Final = {
 class OperatorWarnings:
     """Warns of trouble with gateways and watchers."""
 
-    def __init__(
-        self, effects: deque[Effect], gateways: GatewayTable, guard: Guard | None
-    ) -> None:
+    def __init__(self, effects: deque[Effect], gateways: GatewayTable) -> None:
         self._effects = effects
         self._gateways = gateways
-        self._guard = guard
         self._check_at = 0.0  # monotonic
         self._stalled: set[int] = set()  # links reported as stalled, and still so
-
-    def storms(self) -> None:
-        """Warn of the storms that began or ended."""
-        if self._guard is None:
-            return
-        for change in self._guard.take():
-            if isinstance(change, StormBegun):
-                self._warn(
-                    "guard",
-                    "storm: too many users came due at once, and are held",
-                    gateway=change.gateway,
-                    due=change.due,
-                    users=change.users,
-                    hold_s=round(change.left, 1),
-                )
-            else:
-                self._warn(
-                    "guard",
-                    "storm is over",
-                    gateway=change.gateway,
-                    why=change.why,
-                    saved=change.saved,
-                    others=change.others,
-                )
-
-    def missed_promise(self, gateway: GatewayState, now: float) -> None:
-        """Count a broken promise to ping; warn if the gateway breaks it repeatedly.
-
-        Called once each time that the gateway becomes mute.
-        """
-        within = gateway.missed(now)
-        if within is not None:
-            self._warn(
-                "gateway",
-                "the gateway keeps missing its promise to ping",
-                key=("ping", gateway.name),
-                gateway=gateway.name,
-                ping_s=gateway.ping,
-                times=MISSES,
-                within_s=round(within, 1),
-                todo="have it send a ping at least as often as its hello promises, or "
-                "promise a longer interval; if it hangs, find out why",
-            )
 
     def look(self, mono: float, now: float, links: Iterable[Link]) -> None:
         """Warn of timeouts that are too short, and of links that take no more records.
@@ -140,10 +92,8 @@ class OperatorWarnings:
         area: str,
         message: str,
         *,
-        key: object = None,
+        key: object,
         every_s: float = ADVICE_EVERY_S,
         **fields: object,
     ) -> None:
-        every_s = 0.0 if key is None else every_s
-        report = LogLine(area, "warning", message, fields, key, every_s)
-        self._effects.append(report)
+        self._effects.append(LogLine(area, "warning", message, fields, key, every_s))

@@ -22,7 +22,7 @@ from liveness.core.links.outbox import ListReply
 from liveness.core.records import EVENTS, GATEWAY, HostReading, Instant, Uid
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.firing import Firing
-from liveness.core.sessions.presence import NoRoom, Presence
+from liveness.core.sessions.presence import Presence
 from liveness.core.timers.timer_scheduler import TimerScheduler
 from liveness.core.wire.link_requests import (
     Ack,
@@ -144,9 +144,10 @@ class Requests:
                     )
             case Login():
                 assert gateway is not None
-                full = self._presence.login(gateway, request, at)
-                if full is not None:
-                    self._registry.refuse(link, self._too_many_users(link, full))
+                limit, left_out = self._presence.login(gateway, request, at)
+                if left_out:
+                    refusal = self._too_many_users(link, limit, left_out)
+                    self._registry.refuse(link, refusal)
             case Logout():
                 assert gateway is not None
                 self._presence.logout(gateway, request, at)
@@ -245,19 +246,19 @@ class Requests:
         )
 
     @staticmethod
-    def _too_many_users(link: Link, full: NoRoom) -> Refusal:
+    def _too_many_users(link: Link, limit: str, indices: list[int]) -> Refusal:
         # Made without the conversation too: the link stays open for the other users.
         return Refusal(
             Code.TOO_MANY_USERS,
-            f"there is no room for {len(full.indices)} of these users, the first at index "
-            f"{full.indices[0]}: as many are online as limits.{full.limit} allows; they "
+            f"there is no room for {len(indices)} of these users, the first at index "
+            f"{indices[0]}: as many are online as limits.{limit} allows; they "
             "are watched from the first sign of life on for which there is room, and who "
             "is online through another gateway from a login on",
             link.conversation.n,
             fatal=False,
             frame="login",
-            index=full.indices[0],
-            limit=f"limits.{full.limit}",
+            index=indices[0],
+            limit=f"limits.{limit}",
         )
 
     def _send_list(self, link: Link) -> None:

@@ -15,7 +15,6 @@ one. So in any case a user is active or goes offline within `hold` of the first 
 that it missed.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -31,11 +30,6 @@ SHORT_PAUSE_S: Final = 1.0
 # it sends, its timer, scheduler or garbage collector make it a little late. So the promise
 # is broken only if it is late by another `ping`, and by at least this.
 LEAST_LATE_S: Final = 1.0
-
-# A gateway that breaks its promise this often within this many seconds is reported. Once
-# or twice is a hang, which shows in the number of held users.
-MISSES: Final = 3
-MISSES_WITHIN_S: Final = 600.0
 
 AWAY: Final = "away"
 MUTE: Final = "mute"
@@ -82,7 +76,7 @@ class GatewayState:
     in_force: float = 0.0
     in_force_until: float = NEVER
     mutes: int = 0  # the number of broken promises
-    missed_at: deque[float] = field(default_factory=lambda: deque(maxlen=MISSES))
+    missed_at: float = NEVER  # the latest
     cadence: Cadence = field(default_factory=Cadence)
 
     def linked(
@@ -173,25 +167,18 @@ class GatewayState:
         return self.clearance(now, hold=0.0 if is_mute else self.reconnect_grace)
 
     def has_missed(self, now: float) -> bool:
-        """Whether it is mute, and `missed` has not counted that yet."""
+        """Whether it has broken its promise, and that is not counted yet."""
         return (
             self.is_linked
             and self.reading_paused_at is None
             and self._is_mute(now)
-            and not (self.missed_at and self.missed_at[-1] > self.heard_at)
+            and self.missed_at <= self.heard_at
         )
 
-    def missed(self, now: float) -> float | None:
-        """Count a broken promise.
-
-        Returns:
-            The seconds within which the last `MISSES` were, if that is often.
-        """
-        self.mutes += 1
-        self.missed_at.append(now)
-        within = now - self.missed_at[0]
-        is_usual = len(self.missed_at) == MISSES and within <= MISSES_WITHIN_S
-        return within if is_usual else None
+    def count_miss(self, now: float) -> None:
+        if self.has_missed(now):
+            self.mutes += 1
+            self.missed_at = now
 
     def absence(self, now: float) -> str | None:
         """`AWAY` or `MUTE` if none of its users can be heard; else None."""

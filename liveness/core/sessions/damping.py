@@ -20,7 +20,7 @@ passes on the online alone, which is right either way.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -72,12 +72,6 @@ class DampingCounts:
     hurried: int = 0  # offlines passed on early, as too many waited
 
 
-class _Waiting(NamedTuple, Generic[T]):
-    item: T
-    record: DampedRecord
-    until: int
-
-
 class Damper(Generic[T]):
     """Decides which records of one reader are passed on, and when.
 
@@ -119,7 +113,7 @@ class Damper(Generic[T]):
         self._has_gateways = has_gateways
         self._doubtful_until = doubtful_until
         self._read = deque[tuple[T, DampedRecord]]()
-        self._waiting = OrderedDict[str, _Waiting[T]]()
+        self._waiting = OrderedDict[str, tuple[T, DampedRecord]]()  # by user
         self._passed = deque[Passed[T]]()  # and not taken yet
         self._complete_until: float = -inf
 
@@ -133,13 +127,14 @@ class Damper(Generic[T]):
         seqs = [passed.floor for passed in self._passed]
         seqs += [record.seq for _, record in [*self._read][:1]]
         if self._waiting:
-            seqs.append(next(iter(self._waiting.values())).record.seq)
+            seqs.append(next(iter(self._waiting.values()))[1].seq)
         return min(seqs) - 1 if seqs else None
 
     @property
     def next_at(self) -> int | None:
         """When the oldest settles, by the reader's clock; None if none waits."""
-        return next((found.until for found in self._waiting.values()), None)
+        waiting = self._waiting.values()
+        return next((record.at + self._settle_ms for _, record in waiting), None)
 
     @property
     def is_busy(self) -> bool:
@@ -180,8 +175,8 @@ class Damper(Generic[T]):
 
     def flush(self) -> list[Passed[T]]:
         """Take all that waits, however long, as at the end of a log."""
-        while waits := self._pop_oldest():
-            self._passed.append(waits)
+        while self._waiting:
+            self._passed.append(self._pop_oldest())
         return self.take()
 
     def close(self) -> None:
@@ -196,43 +191,40 @@ class Damper(Generic[T]):
             Whether there was either.
         """
         if not self._read:
-            settled = self._pop_settled(self._complete_until)
-            self._passed.extend(settled)
-            return bool(settled)
+            has_settled = self._has_settled(self._complete_until)
+            if has_settled:
+                self._passed.append(self._pop_oldest())
+            return has_settled
         item, record = self._read[0]
         # A gap may hide returns.
-        is_gap = record.kind == GAP
-        waits = self._pop_oldest() if is_gap else None
-        settled = [waits] if waits else self._pop_settled(record.at)
-        if not settled:
+        if self._waiting and (record.kind == GAP or self._has_settled(record.at)):
+            self._passed.append(self._pop_oldest())
+        else:
             self._read.popleft()
-            settled = self._add(item, record)
-        self._passed.extend(settled)
+            self._passed.extend(self._add(item, record))
         return True
 
-    def _pop_settled(self, now_ms: float) -> Iterable[Passed[T]]:
-        """The next offline that has settled by now, if any.
+    def _has_settled(self, now_ms: float) -> bool:
+        """Whether the oldest offline that waits has settled by now.
 
         *now_ms* is the time of the next record in the log; at the end of the log, the
         moment up to which it is complete.
         """
         if self.next_at is None or now_ms == -inf:
-            return ()
-        most = int(now_ms) + self._settle_ms
-        if self.next_at > most:
+            return False
+        now_ms = int(now_ms)
+        if self.next_at > now_ms + self._settle_ms:
             # The wall clock was set back between these records, or before they were
             # read: no offline waits for longer than `settle_ms`.
-            for user, found in self._waiting.items():
-                self._waiting[user] = found._replace(until=min(found.until, most))
-        oldest = self._pop_oldest() if self.next_at <= now_ms else None
-        return (oldest,) if oldest else ()
+            for user, (item, record) in self._waiting.items():
+                sooner = record._replace(at=min(record.at, now_ms))
+                self._waiting[user] = item, sooner
+        return self.next_at <= now_ms
 
-    def _pop_oldest(self) -> Passed[T] | None:
-        if not self._waiting:
-            return None
+    def _pop_oldest(self) -> Passed[T]:
         self._counts.waiting -= 1
-        found = self._waiting.popitem(last=False)[1]
-        return Passed(found.item, found.record.seq)
+        item, record = self._waiting.popitem(last=False)[1]
+        return Passed(item, record.seq)
 
     def _add(self, item: T, record: DampedRecord) -> list[Passed[T]]:
         """Look at the next record; return the items to pass on now, in order."""
@@ -243,30 +235,29 @@ class Damper(Generic[T]):
         if before is not None:
             self._counts.waiting -= 1
             if record.kind == ONLINE:
-                return self._back(before, item, record)
+                return self._back(*before, item, record)
             # The records between are lost.
-            passed.append(Passed(before.item, before.record.seq))
+            passed.append(Passed(before[0], before[1].seq))
         if record.kind != OFFLINE:
             return [*passed, Passed(item, record.seq)]
-        until = record.at + self._settle_ms
-        self._waiting[record.user] = _Waiting(item, record, until)
+        self._waiting[record.user] = item, record
         self._counts.waiting += 1
-        if self._counts.waiting > self._counts.most and (oldest := self._pop_oldest()):
+        if self._counts.waiting > self._counts.most:
             self._counts.hurried += 1
-            passed.append(oldest)
+            passed.append(self._pop_oldest())
         return passed
 
     def _back(
-        self, before: _Waiting[T], item: T, record: DampedRecord
+        self, before: T, offline: DampedRecord, item: T, record: DampedRecord
     ) -> list[Passed[T]]:
         """Take the online of a user with an offline that waits."""
-        offline, online = before.record, Passed(item, record.seq)
+        online = Passed(item, record.seq)
         is_elsewhere = record.gateway != offline.gateway
         if is_elsewhere and self._wants_moves:
             self._counts.left_out += 2
-            return [Passed(self._move(before.item, item), offline.seq)]
+            return [Passed(self._move(before, item), offline.seq)]
         if is_elsewhere and self._has_gateways:
-            return [Passed(before.item, offline.seq), online]
+            return [Passed(before, offline.seq), online]
         if offline.seq <= self._doubtful_until:
             self._counts.left_out += 1
             return [online]

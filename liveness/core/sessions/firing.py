@@ -17,7 +17,6 @@ from liveness.core.sessions.fair_share import fair_share
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.storm_guard import Guard, GuardRules
 from liveness.core.wheel.record_batch import Endings
-from liveness.core.wheel.timing_wheel import Slot
 from liveness.core.wheel.wheel import Wheel
 
 
@@ -33,7 +32,7 @@ class UserStatus:
     seen: int | None  # Unix milliseconds of that event
     timeout: float
     fires_in: float  # attended seconds; 0.0 if it is due
-    slot: Slot | None  # None: it is due
+    slot: tuple[int, int] | None  # layer and slot of the wheel; None: it is due
     held: str | None  # what it waits for if it is due: see `clearance`
     absence: str | None  # whether its gateway is `AWAY` or `MUTE`
     devices: int = 0  # of its user, online; 0 if they are not counted
@@ -183,14 +182,14 @@ class Firing:
                 gateway.number, gateway.name, reason, until, left, renewed, held_above,
                 held_until, counted_above,
             )  # fmt: skip
-            done = self._wheel.end(
+            sessions, early, counts = self._wheel.end(
                 decided.changes.records, endings, seq=decided.next_seq, at=at
             )
-            decided.next_seq += done.sessions
-            self.ended[reason] += done.sessions
-            self.early += done.early if reason == SILENCE else 0
-            ended += done.sessions
-            counted += done.counted
+            decided.next_seq += sessions
+            self.ended[reason] += sessions
+            self.early += early if reason == SILENCE else 0
+            ended += sessions
+            counted += counts
         decided.changes.ends += ended
         gateway.users -= ended
         if self.guard is not None:

@@ -6,7 +6,6 @@ The rules are those of `proto/README.md`, "Sessions". Every decision becomes a r
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from liveness.core.changes import Decisions
@@ -60,14 +59,6 @@ WHY_BEGAN_UNUSED: Final = (WHY_OTHER_CLOCK, WHY_FUTURE)
 # A login may give a `began` this far after the login was read: its gateway may round to
 # milliseconds.
 ROUNDING_S: Final = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """Users of a login for whom no session was opened, as there are too many users."""
-
-    limit: str  # the limit that was met
-    indices: list[int]
 
 
 class Presence:
@@ -149,11 +140,14 @@ class Presence:
                 self._heard_unknown(gateway, activity, position, at)
         return bad
 
-    def login(self, gateway: GatewayState, login: Login, at: Instant) -> NoRoom | None:
+    def login(
+        self, gateway: GatewayState, login: Login, at: Instant
+    ) -> tuple[str, list[int]]:
         """Apply a login of any number of users.
 
         Returns:
-            Users for whom there was no room; None if there was room for all.
+            The limit that was met, and the indices of the users for whom there was no
+            room: "" and none if there was room for all.
         """
         self.events[LOGIN] += len(login.uids)
         logins = Logins(
@@ -177,7 +171,7 @@ class Presence:
                 left_out.append(index)
             index += 1
         self.ignored[WHY_NO_ROOM] += len(left_out)
-        return NoRoom(full, left_out) if left_out else None
+        return full, left_out
 
     def _begin_new(
         self, gateway: GatewayState, logins: Logins, first: int, at: Instant

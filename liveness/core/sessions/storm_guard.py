@@ -20,10 +20,12 @@ cannot be held, so such users are never counted.
 The guard has no clock: `now` is attended seconds, as for the wheel.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from math import inf
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
+from liveness.core.effects import LogLine
 from liveness.core.sessions.clearance import NEVER, STORM, Clearance, GatewayState
 from liveness.core.wheel.wheel import Wheel
 
@@ -61,70 +63,13 @@ class Storm(NamedTuple):
     left: float
 
 
-class StormBegun(NamedTuple):
-    """A storm has begun: *due* of *users* came due.
-
-    It ends by itself after *left* seconds at the latest, from its beginning.
-    """
-
-    gateway: str
-    due: int
-    users: int
-    left: float
-
-
-class StormEnded(NamedTuple):
-    """A storm is over: *saved* users stayed online; *others* went or go offline."""
-
-    gateway: str
-    why: str
-    saved: int
-    others: int
-
-
-StormNews: TypeAlias = StormBegun | StormEnded
-
-
-class SlidingCount:
-    """A count over about the last revolution, in constant memory.
-
-    What is added counts for *revolution* seconds, and up to a thirtieth longer.
-    """
-
-    def __init__(self, revolution: float) -> None:
-        self._piece_s = revolution / PIECES
-        self._counts = [0] * (PIECES + 1)
-        self._newest = 0
-        self._total = 0
-
-    def add(self, number: int, now: float) -> None:
-        self._move(now)
-        self._counts[self._newest % len(self._counts)] += number
-        self._total += number
-
-    def count(self, now: float) -> int:
-        self._move(now)
-        return self._total
-
-    def clear(self) -> None:
-        self._counts = [0] * len(self._counts)
-        self._total = 0
-
-    def _move(self, now: float) -> None:
-        counts, piece = self._counts, int(now / self._piece_s)
-        for passed in range(min(piece - self._newest, len(counts))):
-            place = (self._newest + 1 + passed) % len(counts)
-            self._total -= counts[place]
-            counts[place] = 0
-        self._newest = max(piece, self._newest)
-
-
 @dataclass(slots=True)
 class _Watch:
     """The guard's state of one gateway."""
 
     gateway: GatewayState
-    offlines: SlidingCount  # those that count for a storm
+    # Those that count for a storm, by the part of a revolution in which they went offline.
+    offlines: Counter[int] = field(default_factory=Counter)
     released: float = NEVER  # deadlines up to here are not held
     held_above: float = inf  # the latest storm held deadlines above this
     ends_at: float | None = None  # of the current storm; None: there is none
@@ -141,7 +86,7 @@ class Guard:
         self._wheel = wheel
         self._watches: dict[int, _Watch] = {}
         self._storms: dict[int, _Watch] = {}  # of gateways with a storm
-        self._news: list[StormNews] = []
+        self._news: list[LogLine] = []
 
     # --- when users go offline --------------------------------------------------
 
@@ -205,7 +150,8 @@ class Guard:
         watch = self._watch(gateway)
         watch.ended_in_storm += users
         if counted:
-            watch.offlines.add(counted, now)
+            self._count(watch, now)
+            watch.offlines[self._piece(now)] += counted
 
     def reset_sessions(self, gateway: GatewayState, now: float) -> None:
         watch = self._storms.get(gateway.number)
@@ -243,8 +189,8 @@ class Guard:
         ]
         return sorted(storms, key=lambda storm: (-storm.users, storm.gateway))
 
-    def take(self) -> list[StormNews]:
-        """Return the storms' news since the last call, in order."""
+    def take(self) -> list[LogLine]:
+        """Return what to log of storms that began or ended since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -253,13 +199,25 @@ class Guard:
     def _watch(self, gateway: GatewayState) -> _Watch:
         watch = self._watches.get(gateway.number)
         if watch is None:
-            watch = _Watch(gateway, SlidingCount(self._rules.revolution))
-            self._watches[gateway.number] = watch
+            watch = self._watches[gateway.number] = _Watch(gateway)
         return watch
+
+    def _piece(self, now: float) -> int:
+        return int(now * PIECES / self._rules.revolution)
+
+    def _count(self, watch: _Watch, now: float) -> int:
+        """How many went offline within a revolution; forgets the earlier ones."""
+        since = self._piece(now) - PIECES
+        for piece in [piece for piece in watch.offlines if piece < since]:
+            del watch.offlines[piece]
+        return watch.offlines.total()
+
+    def _note(self, what: str, **fields: object) -> None:
+        self._news.append(LogLine("guard", "warning", what, fields))
 
     def _came_due(self, watch: _Watch, now: float) -> tuple[int, int]:
         """How many users came due within a revolution, and how many there are."""
-        offlines = watch.offlines.count(now)
+        offlines = self._count(watch, now)
         return (
             offlines + self._wheel.due(watch.gateway.number),
             offlines + watch.gateway.users,
@@ -280,16 +238,26 @@ class Guard:
         watch.seen_due, watch.ended_in_storm = self._wheel.due(watch.gateway.number), 0
         self._storms[watch.gateway.number] = watch
         self.begun += 1
-        left = watch.ends_at - now
-        self._news.append(StormBegun(watch.gateway.name, due, users, left))
+        self._note(
+            "storm: too many users came due at once, and are held",
+            gateway=watch.gateway.name,
+            due=due,
+            users=users,
+            hold_s=round(watch.ends_at - now, 1),
+            todo="wait, or `liveness guard release`",
+        )
 
     def _end(self, watch: _Watch, why: str, now: float) -> None:
         del self._storms[watch.gateway.number]
         watch.ends_at, watch.released = None, now
         watch.offlines.clear()
         others = watch.ended_in_storm + self._wheel.due(watch.gateway.number)
-        self._news.append(
-            StormEnded(watch.gateway.name, why, watch.seen_due - others, others)
+        self._note(
+            "storm is over",
+            gateway=watch.gateway.name,
+            why=why,
+            saved=watch.seen_due - others,
+            others=others,
         )
 
 

@@ -16,7 +16,7 @@ from liveness.core.wire._wire cimport NO_CONN
 from liveness.core.wheel.devices import Devices
 from liveness.core.wheel.table import NOT_COUNTED, RENEWED
 from liveness.core.wheel.timing_wheel import (
-    BUCKET_S, HORIZON_S, MAX_BUCKETS_PER_SLOT, Slot,
+    BUCKET_S, HORIZON_S, MAX_BUCKETS_PER_SLOT,
 )
 
 cdef enum:
@@ -192,7 +192,7 @@ cdef class TimingWheel:
         cdef User *user = self.table.user(self.table.known(uid))
         if self.layers.has_passed(user.deadline):
             return None
-        return Slot(*self.layers.slot_of(user.deadline))
+        return self.layers.slot_of(user.deadline)
 
     def slot_users(self):
         return self.layers.counts().slot_users()
@@ -200,9 +200,6 @@ cdef class TimingWheel:
     @property
     def hand(self):
         return self.layers.counts().hand
-
-    def layer_users(self):
-        return self.layers.counts().layer_users()
 
     def clocks(self, double now, double mono):
         return clocks_of(self.table, now, mono)

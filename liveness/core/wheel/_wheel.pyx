@@ -27,7 +27,6 @@ from liveness.core.wire._wire cimport (
     NO_CONN, NOBODY, PackedActivity, Sign, packed, set_key,
 )
 from liveness.core.records import EVENTS, SILENCE
-from liveness.core.wheel.record_batch import Ended
 from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT
 from liveness.core.wheel import wheel
 from liveness.core.wheel.wheel import (
@@ -250,7 +249,7 @@ cdef class Wheel(TimingWheel):
                 item.user_size, item.devices = self.devices.remove(table.uid_at(place))
             table.remove(place)
             number += 1
-        return Ended(number, early, counted)
+        return number, early, counted
 
     # --- a batch --------------------------------------------------------------
 

@@ -131,7 +131,6 @@ cdef class Layers:
             self.ring,
             [self.widths[layer] for layer in range(self.layers)],
             self.counts_of(self.buckets, self.size),
-            self.queued(&self.passed),
             [
                 self.counts_of(self.layer_lists + layer * self.slots, self.slots)
                 for layer in range(self.layers)

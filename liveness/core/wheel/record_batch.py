@@ -5,7 +5,7 @@ set and to the links that read it. An object for each of them, at each of these 
 costs several times as much as the rest. So a commit has one `RecordBatch`, which writes
 what each place needs. It makes a record as an object only when it is asked for one.
 The wheel adds the records of sessions that begin or end together: `Wheel.begin` takes
-`Logins`; `Wheel.end` takes `Endings`, and returns `Ended`.
+`Logins`; `Wheel.end` takes `Endings`.
 
 A record of a session also says how the online set changes: it opens the session `session`,
 or closes one, or both if the user has moved.
@@ -79,14 +79,6 @@ class Endings(NamedTuple):
     held_above: float = inf
     held_until: float = -inf
     counted_above: float = inf
-
-
-class Ended(NamedTuple):
-    """How many sessions `Wheel.end` has ended."""
-
-    sessions: int
-    early: int  # of them, before their timeout was over
-    counted: int  # of them, with a deadline above `counted_above`
 
 
 class RecordBatch(Sequence[Logged]):

@@ -29,7 +29,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterator
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import Devices
@@ -54,13 +54,6 @@ MAX_BUCKETS_PER_SLOT: Final = 500
 
 # No deadline is further ahead than this: 400 days, for timers of up to 366.
 HORIZON_S: Final = 400 * 86_400
-
-
-class Slot(NamedTuple):
-    """Where a user waits: the layer (0 is the lowest), and the slot of that layer."""
-
-    layer: int
-    slot: int
 
 
 class TimingWheel:
@@ -229,17 +222,17 @@ class TimingWheel:
         ]
         return found, -1 if stop == len(uid_of) else stop
 
-    def slot_of(self, uid: Uid) -> Slot | None:
-        """Where *uid*, which has a session, waits; None if it is due.
+    def slot_of(self, uid: Uid) -> tuple[int, int] | None:
+        """The layer and slot in which *uid*, which has a session, waits; None: it is due.
 
-        A bucket counts as part of its slot of the lowest layer.
+        A bucket counts as part of its slot of the lowest layer, which is layer 0.
         """
         table = self._table
         place = table.index[identity(uid)]
         deadline = table.deadline[place]
         if self._layers.has_passed(deadline):
             return None
-        return Slot(*self._layers.slot_of(deadline))
+        return self._layers.slot_of(deadline)
 
     def slot_users(self) -> list[int]:
         return self._layers.counts().slot_users()
@@ -247,9 +240,6 @@ class TimingWheel:
     @property
     def hand(self) -> float:
         return self._layers.counts().hand
-
-    def layer_users(self) -> list[int]:
-        return self._layers.counts().layer_users()
 
     def clocks(self, now: float, mono: float) -> Clocks:
         """Return every user's clock, in the order of their sessions, at one moment."""

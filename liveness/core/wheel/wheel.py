@@ -17,7 +17,6 @@ from liveness.core.records import (
     identity,
 )
 from liveness.core.wheel.record_batch import (
-    Ended,
     Endings,
     Logins,
     Opening,
@@ -36,7 +35,7 @@ from liveness.core.wheel.timing_wheel import TimingWheel
 from liveness.core.wire.link_requests import ActivityBatch
 from liveness.core.wire.uids import is_natural, is_uid
 
-# `Ended.early` compares sums of readings of one clock; a smaller difference is rounding.
+# `Wheel.end` compares sums of readings of one clock; a smaller difference is rounding.
 EARLY_S: Final = 1e-6
 
 # Every eighth event of a batch is counted for `Silences`, from the first on. Counting all of
@@ -289,12 +288,16 @@ class Wheel(TimingWheel):
 
     def end(
         self, batch: RecordBatch, endings: Endings, *, seq: int, at: Instant
-    ) -> Ended:
+    ) -> tuple[int, int, int]:
         """End sessions of due users, longest due first, and record their offlines.
 
         A record of an ordinary silence has a deadline, by which lateness is measured. One
         of a user that was held has none, nor one of a lost gateway. The first record has
         this *seq*.
+
+        Returns:
+            How many sessions; how many of them before their timeout was over; and how
+            many with a deadline above `counted_above`.
         """
         early = counted = 0
         entries = self.fire(
@@ -313,4 +316,4 @@ class Wheel(TimingWheel):
             counted += entry.deadline > endings.counted_above
             record = offline_of(entry, seq + number, endings.name, endings.reason, at)
             batch.append(record, due=is_measured * (entry.seen + entry.timeout))
-        return Ended(len(entries), early, counted)
+        return len(entries), early, counted

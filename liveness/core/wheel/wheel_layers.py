@@ -169,7 +169,6 @@ class Layers:
             self._ring,
             self._widths,
             [count[sentinel] for sentinel in self._buckets],
-            [count[sentinel] for sentinel in self.passed],
             [[count[sentinel] for sentinel in layer] for layer in self._layers],
             [[count[sentinel] for sentinel in queue] for queue in self.cascading],
         )
@@ -182,7 +181,6 @@ class LayerCounts(NamedTuple):
     ring: int
     widths: list[int]  # buckets in a slot, by layer
     buckets: list[int]
-    passed: list[int]  # in detached lists of buckets
     layers: list[list[int]]
     cascading: list[list[int]]  # in detached lists of slots, by layer
 
@@ -208,11 +206,4 @@ class LayerCounts(NamedTuple):
             for slot in range(current + 1, current + slots + 1):
                 users[slot * width // ring % slots] += layer[slot % slots]
             users[(current + 1) * width // ring % slots] += sum(queue)
-        return users
-
-    def layer_users(self) -> list[int]:
-        """Count the users in each layer, lowest first; buckets belong to the lowest."""
-        layers = zip(self.layers, self.cascading, strict=True)
-        users = [sum(layer) + sum(queue) for layer, queue in layers]
-        users[0] += sum(self.buckets) + sum(self.passed)
         return users

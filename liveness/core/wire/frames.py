@@ -1,8 +1,8 @@
 """What frames mean: each is checked, and its defaults are filled in.
 
-A frame here is a well-formed value from `framing`. Any other fault raises a `BadFrame`,
-whose text says what would be right. Unknown option keys and extra elements are ignored,
-so that the protocol can grow.
+A frame here is a well-formed value from `framing`. Any other fault raises a `WireError`,
+whose text says what would be right; `conversation` turns it into a refusal. Unknown option
+keys and extra elements are ignored, so that the protocol can grow.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from liveness.core.wire.uids import (
     is_uid,
     is_within,
 )
-from liveness.errors import Code
+from liveness.errors import Code, WireError
 
 PROTOCOL: Final = 1
 MIN_PING_S: Final = 0.1
@@ -68,25 +68,11 @@ FEATURES: Final = (
 CLUSTER: Final = "cluster"
 
 
-class BadFrame(Exception):
-    """A frame cannot be used; `conversation` turns this into a refusal."""
-
-    def __init__(
-        self,
-        code: Code,
-        message: str,
-        index: int | None = None,
-        limit: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code, self.index, self.limit = code, index, limit
-
-
 def parse_hello(frame: Frame) -> Hello:
     """Check a hello, and fill in its defaults.
 
     Raises:
-        BadFrame: It cannot be accepted; the code says why. Always fatal.
+        WireError: It cannot be accepted; the code says why. Always fatal.
     """
     options = frame[1] if len(frame) > 1 else None
     if type(options) is not dict:
@@ -95,7 +81,7 @@ def parse_hello(frame: Frame) -> Hello:
     if type(protocol) is not int:
         raise _bad_hello("protocol is missing; this is protocol 1")
     if protocol != PROTOCOL:
-        raise BadFrame(
+        raise WireError(
             Code.UNSUPPORTED_PROTOCOL,
             f"protocol {protocol} is not supported; this is protocol {PROTOCOL}",
         )
@@ -171,7 +157,7 @@ def parse_where(frame: Frame, max_batch: int) -> Where:
 
 def parse_ping(frame: Frame) -> Ping:
     if len(frame) < 2:
-        raise BadFrame(Code.BAD_FRAME, 'a ping carries a value: ["ping", x]')
+        raise WireError(Code.BAD_FRAME, 'a ping carries a value: ["ping", x]')
     return Ping(frame[1])
 
 
@@ -189,7 +175,7 @@ def parse_ack(frame: Frame, n: int) -> Ack:
 
 def parse_after(frame: Frame, n: int) -> After:
     if len(frame) < 3:
-        raise BadFrame(
+        raise WireError(
             Code.BAD_FRAME,
             'a timer takes a key and the seconds until then: ["after", key, seconds]',
         )
@@ -211,7 +197,7 @@ def parse_after(frame: Frame, n: int) -> After:
 def parse_cancel(frame: Frame) -> Cancel:
     which = frame[1] if len(frame) > 1 else None
     if type(which) is not dict:
-        raise BadFrame(
+        raise WireError(
             Code.BAD_FRAME, 'cancel takes a map: ["cancel", {key}] or ["cancel", {ext}]'
         )
     key, ext = which.get("key"), which.get("ext")
@@ -224,7 +210,7 @@ def parse_cancel(frame: Frame) -> Cancel:
 
 def parse_done(frame: Frame) -> Answer:
     if len(frame) < 2:
-        raise BadFrame(Code.BAD_FRAME, 'done takes the key of a timer: ["done", key]')
+        raise WireError(Code.BAD_FRAME, 'done takes the key of a timer: ["done", key]')
     key, options = _key(frame[1]), options_of(frame, 3)
     message = frame[2] if len(frame) > 2 else None
     return Answer(
@@ -238,7 +224,7 @@ def parse_done(frame: Frame) -> Answer:
 
 def parse_fail(frame: Frame) -> Answer:
     if len(frame) < 3:
-        raise BadFrame(
+        raise WireError(
             Code.BAD_FRAME,
             'fail takes the key of a timer and why: ["fail", key, message]',
         )
@@ -280,12 +266,12 @@ def _answered_seq(options: dict[str, Any]) -> int | None:
 
 def uids_of(frame: Frame, max_batch: int) -> tuple[Any, ...]:
     if len(frame) < 2 or type(frame[1]) is dict:
-        raise BadFrame(
+        raise WireError(
             Code.BAD_FRAME, "the second element is a uid or an array of uids"
         )
     uids = frame[1] if type(frame[1]) is tuple else (frame[1],)
     if len(uids) > max_batch:
-        raise BadFrame(
+        raise WireError(
             Code.BAD_FRAME,
             f"{len(uids)} uids in one frame; welcome.max_batch is {max_batch}",
             limit="limits.max_batch",
@@ -298,7 +284,7 @@ def _valid_uids(frame: Frame, max_batch: int) -> tuple[Uid, ...]:
     uids = uids_of(frame, max_batch)
     for index, uid in enumerate(uids):
         if not is_uid(uid):
-            raise BadFrame(Code.BAD_UID, bad_uid_text(uid), index)
+            raise WireError(Code.BAD_UID, bad_uid_text(uid), index=index)
     return uids
 
 
@@ -337,7 +323,7 @@ def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | Non
     )
 
 
-def _bad_conn(conn: object = None, place: str = "") -> BadFrame:
+def _bad_conn(conn: object = None, place: str = "") -> WireError:
     if type(conn) is float:
         # Encoders of some languages write every large number so.
         return _bad_option(
@@ -361,16 +347,16 @@ def options_of(frame: Frame, place: int = 2) -> dict[str, Any]:
         return {}
     if type(options) is not dict:
         nth = "third" if place == 2 else "fourth"
-        raise BadFrame(Code.BAD_FRAME, f"the {nth} element is a map of options")
+        raise WireError(Code.BAD_FRAME, f"the {nth} element is a map of options")
     return options
 
 
-def _bad_hello(message: str) -> BadFrame:
-    return BadFrame(Code.BAD_HELLO, message)
+def _bad_hello(message: str) -> WireError:
+    return WireError(Code.BAD_HELLO, message)
 
 
-def _bad_option(message: str) -> BadFrame:
-    return BadFrame(Code.BAD_OPTION, message)
+def _bad_option(message: str) -> WireError:
+    return WireError(Code.BAD_OPTION, message)
 
 
 def _choice(
@@ -391,7 +377,7 @@ def _flag(
     if value is None:
         return default
     if type(value) is not bool:
-        raise BadFrame(code, f"{key} is {value!r:.40}; it must be true or false")
+        raise WireError(code, f"{key} is {value!r:.40}; it must be true or false")
     return value
 
 
@@ -407,7 +393,7 @@ def _seconds(
         return None
     if not is_within(value, low, high):
         message = f"{key} is {value!r:.40}; it must be {low} to {high} seconds"
-        raise BadFrame(code, message)
+        raise WireError(code, message)
     return float(value)
 
 

@@ -256,8 +256,7 @@ class Engine:
             link = self._registry.named.get((GATEWAY, gateway.name))
             if link is not None:
                 self._reader.read_sent(link, now)
-            with self.shell as server:
-                server.missed(gateway, now)
+            gateway.count_miss(now)
 
     def _expire_handshakes(self, now: float) -> None:
         for link in self._registry.expired_handshakes(now):

@@ -28,7 +28,6 @@ from liveness.core.records import (
     LogPosition,
     Record,
     Uid,
-    identity,
 )
 from liveness.core.sessions.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
 from liveness.core.sessions.firing import UserStatus
@@ -138,9 +137,7 @@ def _session(status: UserStatus | None) -> dict[str, Any]:
     if status is None:
         return dict.fromkeys(keys)
     session = {key: getattr(status, key, None) for key in keys}
-    slot = status.slot
-    session["slot"] = None if slot is None else slot.slot
-    session["layer"] = None if slot is None else slot.layer
+    session["layer"], session["slot"] = status.slot or (None, None)
     session["fires_in"] = round(status.fires_in, 3)
     return json_ready(session)
 

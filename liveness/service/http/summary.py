@@ -6,7 +6,7 @@ The summary of a second is built when the first reader asks for it, and shared b
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,7 +20,6 @@ from liveness.core.server import ServerParts
 from liveness.core.sessions.clearance import GatewayState
 from liveness.metrics.collector import MOST_GATEWAYS
 from liveness.metrics.counts import Counts
-from liveness.metrics.histogram import quantile
 from liveness.metrics.now import GatewayNow, Now
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
@@ -129,7 +128,6 @@ class Summaries:
             ended={**firing.ended, LOGOUT: presence.logouts},
             moved=presence.moved,
             early=firing.early,
-            slot_users=presence.wheel.slot_users(),
             hand_lag_s=self._engine.hand_lag,
             unattended_s=parts.attended.unattended,
             held=firing.held(parts.attended.now),
@@ -153,7 +151,6 @@ class Summaries:
             write_failures=log_writer.write_failures,
             log_bytes=log_writer.log_bytes,
             log_damaged=log_writer.store.damaged_records(log_writer.first),
-            feed_watchers=registry.linked(WATCHER),
             streams=dict(self._streams.open),
             timers=dict(parts.scheduler.states),
             timers_loaded=parts.scheduler.loaded,
@@ -212,8 +209,7 @@ class Summaries:
             "hand": round(wheel.hand, 3),
             "stands": attended.is_paused,
             "hand_lag_s": round(now.hand_lag_s, 3),
-            "slot_users": now.slot_users,
-            "layers": wheel.layer_users(),
+            "slot_users": wheel.slot_users(),
             "due": sum(wheel.due(it.number) for it in parts.firing.due_gateways()),
             "users": now.users,
             "device_separator": parts.presence.device_separator,
@@ -338,6 +334,28 @@ def _buckets(
     """Upper bounds in seconds, and the observations up to each since *before*."""
     rises = zip_longest(counts, before, fillvalue=("", 0.0))
     return [(float(bound), count - old) for (bound, count), (_, old) in rises]
+
+
+def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
+    """Estimate a quantile as PromQL does: values are spread evenly within a bucket.
+
+    Args:
+        q: Between 0 and 1.
+        buckets: Upper bounds, ascending and the last infinite, with cumulative counts.
+    Returns:
+        At most the largest finite bound, even if the quantile is above it; None without
+        samples.
+    """
+    ascending = sorted(buckets)
+    total = ascending[-1][1] if ascending else 0
+    below, low = 0.0, 0.0
+    for bound, count in ascending:
+        if total and count >= q * total:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * (q * total - below) / (count - below)
+        below, low = count, bound
+    return None
 
 
 def _quantiles(buckets: list[tuple[float, float]]) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from liveness.config.settings import Config
 from liveness.core.records import MOVED, OFFLINE, Record
 from liveness.core.sessions.presence import Presence
 from liveness.errors import LivenessError
-from liveness.metrics.outlet_now import OutletNow
+from liveness.metrics.now import OutletNow
 from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet import Outlet

@@ -22,7 +22,7 @@ from zlib import crc32
 
 import structlog
 
-from liveness.core.state_time import StateTime
+from liveness.service.common.clock import StateTime
 from liveness.service.storage.database import PUT_META, damage_error, meta, transaction
 
 SCHEMA: Final = 4

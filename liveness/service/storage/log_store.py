@@ -34,10 +34,10 @@ from liveness.core.records import (
     OnlineRow,
     Subscription,
 )
-from liveness.core.state_time import StateTime
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import is_natural, names_of
+from liveness.service.common.clock import StateTime
 from liveness.service.storage import log_pages
 from liveness.service.storage.database import (
     PUT_META,

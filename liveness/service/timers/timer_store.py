@@ -25,7 +25,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from liveness.core.state_time import StateTime
 from liveness.core.timer_states import (
     LIVE,
     RETRY_POLICY,
@@ -36,6 +35,7 @@ from liveness.core.timer_states import (
     TimerCommand,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
+from liveness.service.common.clock import StateTime
 from liveness.service.storage.database import (
     check_structure,
     connect,

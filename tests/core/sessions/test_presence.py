@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from liveness.core.records import OnlineRow, Uid
 from liveness.core.sessions.firing import UserStatus
 from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED
-from liveness.core.wheel.timing_wheel import Slot
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.link_requests import ListedActivity, Login, Logout
@@ -451,7 +450,7 @@ def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> Non
         seen=heard,
         timeout=30.0,
         fires_in=19.75,
-        slot=Slot(0, 4),
+        slot=(0, 4),
         held=None,
         absence=None,
     )

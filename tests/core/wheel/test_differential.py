@@ -157,7 +157,7 @@ class Pair:
     # --- what must be the same at any time ------------------------------------------
 
     def check(self) -> None:
-        for method in ("__len__", "waiting", "next_due", "slot_users", "layer_users"):
+        for method in ("__len__", "waiting", "next_due", "slot_users"):
             self.same(method)
         for attribute in ("slots", "bucket_s", "hand", "users"):
             self.same("__getattribute__", attribute)

@@ -22,7 +22,6 @@ from liveness.core.sessions.clearance import (
     WHY_HELD,
 )
 from liveness.core.sessions.firing import UserStatus
-from liveness.core.wheel.timing_wheel import Slot
 from liveness.service.http.explanation import (
     Known,
     UserDevices,
@@ -64,7 +63,7 @@ ONLINE = UserStatus(
     seen=ms("14:03:07.500"),
     timeout=30.0,
     fires_in=17.52,
-    slot=Slot(0, 5),
+    slot=(0, 5),
     held=None,
     absence=None,
 )

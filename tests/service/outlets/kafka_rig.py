@@ -11,7 +11,7 @@ import trio
 from liveness.config.outlet_settings import KafkaSettings
 from liveness.config.settings import Config, SocketSettings, StateSettings
 from liveness.core.records import OFFLINE, ONLINE, Record, TimerRecord
-from liveness.metrics.outlet_now import OutletNow
+from liveness.metrics.now import OutletNow
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.errors import StartError
-from liveness.metrics.outlet_now import OutletNow
+from liveness.metrics.now import OutletNow
 from liveness.service.outlets.common.outlet import Outlet, OutletState
 from liveness.service.outlets.supervisor import RESTART_S, Outlets
 from tests.service.outlets.outlet_rig import PLAIN, OutletRig, outlet_rig

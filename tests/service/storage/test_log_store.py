@@ -25,8 +25,8 @@ from liveness.core.records import (
     TimerRecord,
     Uid,
 )
-from liveness.core.state_time import StateTime
 from liveness.core.wire.frames import MAX_TEXT_BYTES
+from liveness.service.common.clock import StateTime
 from liveness.service.storage.log_pages import PAGE_BYTES, PAGE_RECORDS
 from liveness.service.storage.log_store import (
     SCAN_RECORDS,

@@ -22,14 +22,14 @@ from liveness.cluster.questions import ClusterQuestions
 from liveness.config.settings import Config
 from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
-from liveness.metrics.cluster_now import (
+from liveness.metrics.families import with_zeros
+from liveness.metrics.now import (
     CLUSTER_CALLS,
     CLUSTER_ERRORS,
     CLUSTER_QUESTIONS,
     PARTITION_MODES,
     ClusterNow,
 )
-from liveness.metrics.families import with_zeros
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread

@@ -9,8 +9,8 @@ import structlog
 import trio
 
 from liveness.config.outlet_settings import OutletSettings
-from liveness.metrics.histogram import Histogram
-from liveness.metrics.outlet_now import DELIVERY_S, OutletNow
+from liveness.metrics.families import Histogram
+from liveness.metrics.now import DELIVERY_S, OutletNow
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.outlets.common.outlet_log import (
     RETRY_S,
