@@ -35,7 +35,6 @@ from liveness.core.links.link_registry import (
     LinkCounts,
     LinkRegistry,
 )
-from liveness.core.links.operator_warnings import OperatorWarnings
 from liveness.core.links.outbox import UnreadReplies
 from liveness.core.links.requests import Requests
 from liveness.core.links.skipped_ranges import SkippedRanges
@@ -129,7 +128,6 @@ class Server:
             host=host,
             limits=limits,
         )
-        self._warnings = OperatorWarnings(effects, parts.gateways)
 
     def restore(
         self, online: Iterable[OnlineFields], at: Instant, restorer: SessionRestorer
@@ -343,9 +341,6 @@ class Server:
                 self._firing.forget(gateway, at.now)
         for gateway in self._gateways.timeouts_over(at.now):
             cursors.store_longest_timeout(gateway.name, gateway.in_force)
-
-    def warn(self, mono: float, now: float) -> None:
-        self._warnings.look(mono, now, self._registry.named.values())
 
     # --- timers ---------------------------------------------------------------
 

@@ -45,12 +45,10 @@ class Cadence:
     before: Silences = NO_SILENCES
     since: float = 0.0
     interval: float | None = None  # the usual silence; None: unknown yet
-    is_short: bool = False  # whether the timeout is too short for it
     _next_before: Silences = NO_SILENCES
     _next_since: float = 0.0
 
-    def look(self, silences: Silences, *, timeout: float, now: float) -> bool:
-        """Update all this; return whether the timeout has just become too short."""
+    def look(self, silences: Silences, *, timeout: float, now: float) -> None:
         if silences == self.before:
             self.since = self._next_since = now
             self._next_before = silences
@@ -66,7 +64,4 @@ class Cadence:
             and seconds * seconds / squares >= LEAST_SILENCES
             and now - self.since >= timeout
         )
-        was_short = self.is_short
         self.interval = squares / seconds if is_known else None
-        self.is_short = is_short(timeout, self.interval or 0.0)
-        return self.is_short and not was_short

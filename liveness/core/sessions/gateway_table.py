@@ -96,23 +96,17 @@ class GatewayTable:
 
     # --- how often users send events ------------------------------------------
 
-    def look_at_cadence(self, now: float) -> list[GatewayState]:
+    def look_at_cadence(self, now: float) -> None:
         """Learn how often users send events, for some gateways; call every few seconds.
 
         Then `GatewayState.cadence.interval` is how often they usually do.
-
-        Returns:
-            Those whose timeout has just become too short for that.
         """
         wheel = self._wheel
         first = self._next_cadence if self._next_cadence < len(self.by_number) else 0
         self._next_cadence = first + CADENCES_PER_LOOK
-        return [
-            gateway
-            for gateway in self.by_number[first : self._next_cadence]
-            if gateway.cadence.look(
+        for gateway in self.by_number[first : self._next_cadence]:
+            gateway.cadence.look(
                 wheel.silences(gateway.number),
                 timeout=wheel.timeout_of(gateway.number),
                 now=now,
             )
-        ]

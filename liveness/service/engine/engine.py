@@ -51,7 +51,7 @@ LAG_SHOWN_S: Final = 15.0
 MOST_SLEEP_S: Final = 0.1
 # How often promises to ping are checked; a gateway may be late by at least a second.
 PROMISES_EVERY_S: Final = 0.25
-# How often links are checked for unread replies.
+# How often links are checked for unread replies, and users for how often they send.
 UNREAD_EVERY_S: Final = 1.0
 # How often the cursors of readers that got no records are stored. After a crash such a
 # reader has up to this much more of the log to search.
@@ -232,10 +232,10 @@ class Engine:
             self._unread_at = mono + UNREAD_EVERY_S
             is_short, self._spools.is_short = self._spools.is_short, False
             server.end_unread(now, is_disk_short=is_short)
+            self._gateways.look_at_cadence(now)
         if mono >= self._cursors_at:
             self._cursors_at = mono + CURSORS_EVERY_S
             server.note_cursors(self.instant())
-        server.warn(mono, now)
 
     def _committed(self) -> None:
         """Have moved cursors written, and the next turn wait for the disk if it must."""
