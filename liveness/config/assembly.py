@@ -16,8 +16,6 @@ from liveness.core.effects import Effect
 from liveness.core.limits import Limits
 from liveness.core.links.back_pressure import BackPressure
 from liveness.core.links.conversation import Conversation
-from liveness.core.links.handshake import terms_of
-from liveness.core.links.known_names import KnownNames
 from liveness.core.links.link import Link
 from liveness.core.links.link_registry import LinkCounts, LinkRegistry
 from liveness.core.links.outbox import Outbox, UnreadReplies
@@ -30,6 +28,7 @@ from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.storm_guard import GuardRules
 from liveness.core.timers.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
+from liveness.core.wire.frames import CLUSTER, FEATURES, PROTOCOL
 
 # After a restart, a long absence or a lost link, a gateway gets time to send its collected
 # events: a second to reconnect, and one flush interval, of a second at most.
@@ -97,7 +96,8 @@ def make_server(
     name of this host, if the shell can ask the cluster.
     """
     effects = deque[Effect]()
-    unread, skipped, limits = UnreadReplies(), SkippedRanges(), config.limits
+    unread, limits = UnreadReplies(), config.limits
+    gateways, presence, firing = _users(config, decided)
     registry = LinkRegistry(
         effects,
         decided,
@@ -105,19 +105,18 @@ def make_server(
         unread=unread,
         counts=counts,
         access=access,
+        gateways=gateways,
         limits=limits,
     )
     pressure = BackPressure(effects, disk, registry, counts=counts, limits=limits)
-    gateways, presence, firing = _users(config, decided)
     parts = ServerParts(
         gateways=gateways,
         presence=presence,
         firing=firing,
         scheduler=_scheduler(config, decided, at),
         registry=registry,
-        names=KnownNames(registry, gateways, decided.cursors, skipped, disk),
         pressure=pressure,
-        skipped=skipped,
+        skipped=SkippedRanges(),
         unread=unread,
         attended=attended,
     )
@@ -132,20 +131,30 @@ def make_server(
         decided=decided,
         disk=disk,
         counts=counts,
-        terms=terms_of(
-            version=version,
-            timeout=config.timeout_s,
-            flush=config.flush,
-            run_timeout=config.timers.run_timeout_s,
-            device_separator=config.presence.device_separator,
-            host=host,
-            limits=limits,
-        ),
+        terms=_terms(config, version, host),
         host=host,
         limits=limits,
         new_link=new_link,
     )
     return server, parts
+
+
+def _terms(config: Config, version: str, host: str) -> dict[str, object]:
+    """The part of `welcome` about the sidecar, besides its log; times are in seconds."""
+    limits, separator = config.limits, config.presence.device_separator
+    return {
+        "protocol": PROTOCOL,
+        "server": f"liveness/{version}",
+        "features": sorted((*FEATURES, CLUSTER)) if host else FEATURES,
+        "timeout": config.timeout_s,
+        "flush": config.flush,
+        "max_batch": limits.max_batch,
+        "max_frame": limits.max_frame_bytes,
+        "window": limits.window,
+        "run_timeout": config.timers.run_timeout_s,
+        **({"host": host} if host else {}),
+        **({"device_separator": separator} if separator else {}),
+    }
 
 
 def _scheduler(config: Config, decided: Decisions, at: Instant) -> TimerScheduler:

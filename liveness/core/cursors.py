@@ -9,30 +9,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from liveness.core.records import GATEWAY, MOVED, OFFLINE, Logged, Subscription
+from liveness.core.records import GATEWAY, Subscription
 
 # The reasons why a reader gets no more records.
 UNACKNOWLEDGED: Final = "unacknowledged"  # it has as many as the window allows
 NOT_READING: Final = "not-reading"  # the socket's buffer is full
-# Other reasons why a gateway has not acknowledged a record.
-FORGOTTEN: Final = "forgotten"  # its name was: it does not get the record any more
-NOT_LINKED: Final = "not-linked"
-UNWANTED: Final = "unwanted"  # its hello requested other kinds
-PENDING: Final = "pending"  # to be sent now
-SENT: Final = "sent"
-
-
-class Unacknowledged(NamedTuple):
-    """A gateway that has not acknowledged that it lost a user, and why."""
-
-    gateway: str
-    why: str
-    unacked: int = 0  # records sent and not acknowledged
-
-
-def losing_gateway(record: Logged) -> str | None:
-    """The gateway that loses a user by a record, and so has to close a connection."""
-    return {OFFLINE: record.gateway, MOVED: record.from_gateway}.get(record.kind)
 
 
 class CursorRow(NamedTuple):

@@ -24,26 +24,14 @@ from liveness.core.disk import Disk
 from liveness.core.effects import Effect, LogLine
 from liveness.core.limits import Limits
 from liveness.core.links.back_pressure import BackPressure
-from liveness.core.links.cluster_questions import (
-    ClusterSession,
-    Partial,
-)
+from liveness.core.links.cluster_questions import ClusterSession, Partial
 from liveness.core.links.handshake import Handshake
-from liveness.core.links.known_names import KnownNames
 from liveness.core.links.link import Link
-from liveness.core.links.link_registry import (
-    LinkCounts,
-    LinkRegistry,
-)
+from liveness.core.links.link_registry import LinkCounts, LinkRegistry
 from liveness.core.links.outbox import UnreadReplies
 from liveness.core.links.requests import Requests
 from liveness.core.links.skipped_ranges import SkippedRanges
-from liveness.core.records import (
-    GATEWAY,
-    HostReading,
-    Instant,
-    OnlineFields,
-)
+from liveness.core.records import GATEWAY, HostReading, Instant, OnlineFields
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
@@ -69,7 +57,7 @@ class MayRead(Enum):
 class ServerParts(NamedTuple):
     """The parts of the server, for others to read.
 
-    Whatever has effects is changed by the server, which is called through a `Shell`.
+    Calls that have effects are made in a block of the `Shell`.
     """
 
     gateways: GatewayTable
@@ -77,7 +65,6 @@ class ServerParts(NamedTuple):
     firing: Firing
     scheduler: TimerScheduler
     registry: LinkRegistry
-    names: KnownNames
     pressure: BackPressure
     skipped: SkippedRanges
     unread: UnreadReplies
@@ -107,9 +94,10 @@ class Server:
         self.effects = effects
         self._gateways, self._presence = parts.gateways, parts.presence
         self._firing, self._scheduler = parts.firing, parts.scheduler
-        self._registry, self._names = parts.registry, parts.names
+        self._registry, self._skipped = parts.registry, parts.skipped
         self._pressure = parts.pressure
         self._decided = decided
+        self._disk = disk
         self._attended = parts.attended
         self._counts = counts
         self._new_link = new_link
@@ -214,12 +202,6 @@ class Server:
     def closed(self, link: Link) -> None:
         self._requests.cluster_questions.forget(link)
         self._registry.closed(link)
-
-    def expire_handshake(self, link: Link, now: float) -> None:
-        self._registry.expire_handshake(link, now)
-
-    def end_unread(self, now: float, *, is_disk_short: bool) -> None:
-        self._registry.end_unread(now, is_disk_short=is_disk_short)
 
     def end_all(self, reason: str, at: Instant) -> None:
         self._requests.cluster_questions.give_up_all(Partial.ENDED, at)
@@ -354,10 +336,24 @@ class Server:
         """Fire claimed timers; return the lateness of each, in seconds."""
         rows = [*rows]
         names = {timer.gateway for timer, _ in rows}
-        delivered = {name: self._names.delivered_seq(name) for name in names}
+        delivered = {name: self._delivered_seq(name) for name in names}
         lateness = self._scheduler.fire(rows, at, delivered)
         self.commit()
         return lateness
+
+    def _delivered_seq(self, gateway: str) -> int:
+        """The seq up to which a gateway was sent its records."""
+        link = self._registry.named.get((GATEWAY, gateway))
+        cursor = self._decided.cursors.get((GATEWAY, gateway))
+        if link is not None and link.outbox.position is not None:
+            position = link.outbox.position
+        elif cursor is not None:
+            position = cursor.seq
+        else:
+            return 0  # a name that was forgotten; it may come back
+        position = self._skipped.delivered(gateway, position)
+        # Records that were trimmed will never be sent.
+        return max(position, self._disk.first - 1)
 
     def fire_again(
         self, gateway: str, attempts: Iterable[tuple[str, int]], at: Instant
@@ -381,7 +377,7 @@ class Server:
         self.commit()
 
     def forget(self, role: str, name: str) -> None:
-        assert self._names.why_in_use(role, name) is None
+        assert self._registry.why_in_use(role, name) is None
         self._decided.cursors.forget((role, name))
         self.commit(with_cursors=True)
         fields: dict[str, object] = {"role": role, "name": name}

@@ -301,7 +301,7 @@ class SidecarService:
             retention_s=self.config.state.retention_s,
             most_bytes=self.config.state.retention_bytes,
             most_ended=self.config.timers.max_ended,
-            in_use=self.parts.names.in_use,
+            in_use=self.parts.registry.names_in_use,
             forgot=self.scheduler.deleted,
         )
 

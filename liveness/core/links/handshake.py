@@ -6,45 +6,10 @@ from liveness.core.changes import Decisions
 from liveness.core.cursors import ReadPosition
 from liveness.core.disk import Disk
 from liveness.core.effects import Effect, SearchSkipped
-from liveness.core.limits import Limits
 from liveness.core.links.link import Link
 from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import GATEWAY, Subscription
-from liveness.core.wire.frames import CLUSTER, FEATURES, PROTOCOL
 from liveness.core.wire.link_requests import Hello
-
-
-def terms_of(
-    *,
-    version: str,
-    timeout: float,
-    flush: float,
-    run_timeout: float,
-    device_separator: str,
-    host: str,
-    limits: Limits,
-) -> dict[str, object]:
-    """The part of `welcome` about the sidecar, besides its log; times are in seconds.
-
-    *flush* is how long a gateway may collect keepalives, *run_timeout* how long it has to
-    answer an attempt of a timer. *host* is the name of this host in the cluster.
-    """
-    terms: dict[str, object] = {
-        "protocol": PROTOCOL,
-        "server": f"liveness/{version}",
-        "features": sorted((*FEATURES, CLUSTER)) if host else FEATURES,
-        "timeout": timeout,
-        "flush": flush,
-        "max_batch": limits.max_batch,
-        "max_frame": limits.max_frame_bytes,
-        "window": limits.window,
-        "run_timeout": run_timeout,
-    }
-    if host:
-        terms["host"] = host
-    if device_separator:
-        terms["device_separator"] = device_separator
-    return terms
 
 
 class Handshake:

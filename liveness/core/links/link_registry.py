@@ -11,9 +11,10 @@ from liveness.core.effects import Close, Effect, LogLine, LogRefusal, WakeWriter
 from liveness.core.limits import Limits
 from liveness.core.links.link import Link, PartialFrames
 from liveness.core.links.link_troubles import LinkTroubles
-from liveness.core.links.outbox import LimitMet, Outbox, Reply, UnreadReplies
+from liveness.core.links.outbox import Outbox, Reply, UnreadReplies
 from liveness.core.records import GATEWAY
 from liveness.core.sessions.attended_clock import AttendedClock
+from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import Hello, Refusal
 from liveness.errors import Code
@@ -47,6 +48,7 @@ class LinkRegistry:
         unread: UnreadReplies,
         counts: LinkCounts,
         access: Access,
+        gateways: GatewayTable,
         limits: Limits,
     ) -> None:
         self.links: dict[int, Link] = {}  # by number
@@ -58,6 +60,7 @@ class LinkRegistry:
         self._effects = effects
         self._attended = attended
         self._cursors = decided.cursors
+        self._gateways = gateways.by_name
         self._counts = counts
         self._unread = unread
         self._unread_checked_at = attended.now
@@ -117,6 +120,23 @@ class LinkRegistry:
                 f"{len(cursors)} names are known and kept for the retention; use one of "
                 "them, forget one with `liveness gateways forget`, or raise "
                 "limits.max_names",
+            )
+        return None
+
+    def names_in_use(self) -> list[tuple[str, str]]:
+        gateways = self._gateways.values()
+        with_users = [(GATEWAY, gateway.name) for gateway in gateways if gateway.users]
+        return [*self.named, *with_users]
+
+    def why_in_use(self, role: str, name: str) -> str | None:
+        """Why a name cannot be forgotten now; None if it can."""
+        if (role, name) in self.named:
+            return "is connected; stop it first"
+        gateway = self._gateways.get(name) if role == GATEWAY else None
+        if gateway is not None and gateway.users:
+            return (
+                f"has {gateway.users} users online; they go offline by themselves if it "
+                "does not come back"
             )
         return None
 
@@ -273,7 +293,7 @@ class LinkRegistry:
 
     # --- bounds on memory and disk --------------------------------------------
 
-    def overload(self, link: Link, excess: LimitMet) -> None:
+    def overload(self, link: Link, excess: tuple[str, str]) -> None:
         """End a link that leaves too much unread; its replies are dropped."""
         link.outbox.drop_replies()
         self.refuse(link, _overloaded(link, *excess))
@@ -297,7 +317,7 @@ class LinkRegistry:
         if is_disk_short:
             self._overload_worst(
                 lambda outbox: outbox.stalled_spool,
-                LimitMet(
+                (
                     "limits.max_spool_bytes",
                     "a list is left unread on the disk, and others need the room "
                     "(limits.max_spool_bytes, or half of what is free); read while you "
@@ -310,7 +330,7 @@ class LinkRegistry:
         most_bytes = 2 * self._limits.max_unread_bytes
         if self._unread.memory <= most_bytes:
             return
-        excess = LimitMet(
+        excess = (
             "limits.max_unread_bytes",
             f"all links together leave more than {most_bytes} bytes of answers unread "
             "(twice limits.max_unread_bytes), and this link leaves most; read while you "
@@ -321,7 +341,7 @@ class LinkRegistry:
                 return
 
     def _overload_worst(
-        self, burden: Callable[[Outbox], float], excess: LimitMet
+        self, burden: Callable[[Outbox], float], excess: tuple[str, str]
     ) -> bool:
         open_links = self._open_links()
         worst = max(open_links, key=lambda link: burden(link.outbox), default=None)
@@ -334,13 +354,14 @@ class LinkRegistry:
         """Count a link's incomplete frame; end the oldest ones if they are too large."""
         self.unfinished.update(link)
         while (oldest := self.unfinished.excess()) is not None:
-            excess = LimitMet(
-                "limits.max_unfinished_bytes",
+            message = (
                 f"all links together have sent more than {self.unfinished.most_bytes} "
                 "bytes of incomplete frames (limits.max_unfinished_bytes), and this "
-                "link's frame is the oldest; send each frame at once",
+                "link's frame is the oldest; send each frame at once"
             )
-            self.refuse(oldest, _overloaded(oldest, *excess))
+            self.refuse(
+                oldest, _overloaded(oldest, "limits.max_unfinished_bytes", message)
+            )
 
     def _open_links(self) -> list[Link]:
         return [link for link in self.links.values() if link.is_open]

@@ -34,13 +34,6 @@ STALLED_S: Final = 30.0
 JOINED_BYTES: Final = 65_536
 
 
-class LimitMet(NamedTuple):
-    """A limit that a link exceeds."""
-
-    limit: str
-    why: str
-
-
 class Reply(NamedTuple):
     """A frame, and the commit that has to be durable before it is sent."""
 
@@ -95,7 +88,7 @@ class Outbox:
         self._spooled = 0  # bytes on disk of the list being sent
         self._is_blocked = False  # the socket's buffer is full
         self._stalled_s = 0.0  # how long replies have waited for the socket
-        self._list_limit: LimitMet | None = None  # why the next list waits
+        self._list_limit: tuple[str, str] | None = None  # why the next list waits
         self._list_waited_s = 0.0
         self._unacked: deque[int] = deque()
         self._acked = 0  # the highest seq that the peer has acknowledged
@@ -177,17 +170,18 @@ class Outbox:
         return len(self._replies) + len(self.lists) + self._sending
 
     @property
-    def excess(self) -> LimitMet:
+    def excess(self) -> tuple[str, str]:
+        """The limit of replies that is exceeded, and a text about it."""
         limits = self._limits
         is_many = self._waiting > limits.max_replies
-        return LimitMet(
+        return (
             "limits.max_replies" if is_many else "limits.max_reply_bytes",
             f"more than {limits.max_replies} replies (limits.max_replies), or "
             f"{limits.max_reply_bytes} bytes of them (limits.max_reply_bytes), are left "
             "unread; read while you write",
         )
 
-    def add_waiting(self, elapsed: float) -> LimitMet | None:
+    def add_waiting(self, elapsed: float) -> tuple[str, str] | None:
         """Count time in which replies waited; return the limit that it exceeds, if any.
 
         Only replies count: unread records wait in the log.
@@ -208,7 +202,7 @@ class Outbox:
         self._stalled_s += elapsed
         if self._stalled_s <= most_s:
             return None
-        return LimitMet(
+        return (
             "limits.unread_s",
             f"nothing of an answer was read for {most_s:g} s (limits.unread_s); read "
             "while you write",
@@ -326,7 +320,7 @@ class Outbox:
         self.lists.append(reply)
         return True
 
-    def list_put_off(self, why: LimitMet, *, is_hopeless: bool) -> None:
+    def list_put_off(self, why: tuple[str, str], *, is_hopeless: bool) -> None:
         self._list_limit = why
         if is_hopeless:
             self._list_waited_s = float("inf")

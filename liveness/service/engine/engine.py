@@ -231,7 +231,7 @@ class Engine:
         if mono >= self._unread_at:
             self._unread_at = mono + UNREAD_EVERY_S
             is_short, self._spools.is_short = self._spools.is_short, False
-            server.end_unread(now, is_disk_short=is_short)
+            self._registry.end_unread(now, is_disk_short=is_short)
             self._gateways.look_at_cadence(now)
         if mono >= self._cursors_at:
             self._cursors_at = mono + CURSORS_EVERY_S
@@ -263,8 +263,8 @@ class Engine:
             # Its hello may still be unread, as after a long turn. Only the first piece is
             # read: all that many links send behind their hellos could take seconds.
             self._reader.read_sent(link, now, most=PIECE_BYTES)
-            with self.shell as server:
-                server.expire_handshake(link, now)
+            with self.shell:
+                self._registry.expire_handshake(link, now)
         self.handshakes_expired.notify()
 
     def _reset_sessions(self) -> None:

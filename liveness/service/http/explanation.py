@@ -8,16 +8,6 @@ says so.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from liveness.core.cursors import (
-    FORGOTTEN,
-    NOT_LINKED,
-    NOT_READING,
-    PENDING,
-    SENT,
-    UNACKNOWLEDGED,
-    UNWANTED,
-    Unacknowledged,
-)
 from liveness.core.records import (
     GATEWAY_LOST,
     LOGIN,
@@ -47,8 +37,7 @@ class Known(NamedTuple):
     `records` are its newest, newest first. `opening` is the record that began its session;
     None: not found. `back_to` is where the search of the log ended; None: it had all of it,
     from `oldest` on (None: the log is empty). `devices` are those of its user, at most
-    `DEVICES`; None: devices are not counted. `unacknowledged` is set if a gateway lost the
-    user by the newest record, and has not acknowledged that.
+    `DEVICES`; None: devices are not counted.
     """
 
     status: UserStatus | None
@@ -57,7 +46,6 @@ class Known(NamedTuple):
     back_to: LogPosition | None
     oldest: LogPosition | None
     devices: "UserDevices | None" = None
-    unacknowledged: Unacknowledged | None = None
 
 
 class UserDevices(NamedTuple):
@@ -82,16 +70,6 @@ _HELD: Final = {
     "send the events they collected",
     DISK: "held: the disk has to write earlier decisions first",
 }
-_UNACKNOWLEDGED: Final = {
-    FORGOTTEN: "not delivered to {gateway}, whose name was forgotten",
-    NOT_LINKED: "not acknowledged by {gateway}, which is not connected",
-    UNWANTED: "not delivered to {gateway}, whose hello asks for other kinds",
-    UNACKNOWLEDGED: "not delivered to {gateway}, which has not acknowledged the {unacked:,} "
-    "records before",
-    NOT_READING: "not delivered to {gateway}, which does not read its link",
-    PENDING: "not delivered to {gateway} yet",
-    SENT: "delivered to {gateway}, which has not acknowledged it yet",
-}
 _ABSENCE: Final = {AWAY: "is not connected", MUTE: "sends nothing at all"}
 _UNHEARD: Final = "not heard since the sidecar restarted"
 
@@ -102,13 +80,12 @@ def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
     If devices are counted, `devices` has those of the user, each in the form of a user
     without records; a user with devices has no session under its own name.
     """
-    devices, waits = known.devices, known.unacknowledged
+    devices = known.devices
     shown = {
         **json_ready({"uid": uid}),
         "online": known.status is not None or _is_user_online(devices),
         **_session(known.status),
         "records": [json_ready(record.as_map()) for record in known.records],
-        "unacknowledged": None if waits is None else waits._asdict(),
         "looked_back_to": known.back_to and known.back_to._asdict(),
         "told": sentence(known, now_ms=now_ms),
     }
@@ -160,10 +137,6 @@ def sentence(known: Known, *, now_ms: int) -> str:
         parts.append(_began(newest, now_ms))
     else:
         parts = _offline(newest, known.opening, now_ms)
-    if known.unacknowledged is not None:
-        gateway, why, unacked = known.unacknowledged
-        text = _UNACKNOWLEDGED[why]
-        parts.append(text.format(gateway=escaped(gateway), unacked=unacked))
     return "; ".join(filter(None, parts))
 
 

@@ -36,7 +36,6 @@ class GatewaysApi:
     ) -> None:
         self._engine = engine
         self._gateways, self._registry = parts.gateways, parts.registry
-        self._names = parts.names
         self._log_writer = log_writer
         self._clock = clock
 
@@ -65,7 +64,7 @@ class GatewaysApi:
             raise api.ApiError(
                 404, message + "`liveness gateways list` shows those that are"
             )
-        reason = self._names.why_in_use(role, name)
+        reason = self._registry.why_in_use(role, name)
         if reason is not None:
             raise api.ApiError(409, f"{subject} {reason}")
         forgotten = self._describe(role, name)

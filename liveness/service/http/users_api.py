@@ -92,7 +92,7 @@ class UsersApi:
         questions: ClusterQuestions | None,
     ) -> None:
         self._engine = engine
-        self._presence, self._names = parts.presence, parts.names
+        self._presence = parts.presence
         self._log_writer = log_writer
         self._log_reader = LogReader(
             partial(reading, log_writer.store.path),
@@ -175,7 +175,6 @@ class UsersApi:
             found.back_to,
             found.oldest,
             self._devices_of(uid),
-            self._names.unacknowledged(found.records[0]) if found.records else None,
         )
         page = answer(uid, known, now_ms=self._wall_ms())
         for shown in (page, *page.get("devices", ())):

@@ -21,7 +21,7 @@ import trio
 
 from liveness.core.cursors import ReadPosition
 from liveness.core.links.link import Link
-from liveness.core.links.outbox import NOTICES_BYTES, LimitMet, Outbox
+from liveness.core.links.outbox import NOTICES_BYTES, Outbox
 from liveness.core.wheel.record_batch import Encoded
 from liveness.core.wire.framing import encode, encode_notices
 from liveness.core.wire.link_requests import Refusal
@@ -181,7 +181,7 @@ class LinkWriter:
             limit, what_to_do = "limits.max_spool_bytes", ""  # the error says it
             self._needed_bytes = error.needed_bytes
             is_hopeless = self._needed_bytes > self._delivery.spools.most_bytes
-        why = LimitMet(limit, f"a list cannot be given: {error}{what_to_do}")
+        why = limit, f"a list cannot be given: {error}{what_to_do}"
         self._outbox.list_put_off(why, is_hopeless=is_hopeless)
 
     async def _write_notices(self) -> bool:

@@ -57,7 +57,7 @@ def test_every_limit_is_counted_by_its_name() -> None:
 
 def can_go(rig: Rig, name: str) -> bool:
     """Whether a gateway can be forgotten."""
-    return rig.sidecar.parts.names.why_in_use("gateway", name) is None
+    return rig.sidecar.parts.registry.why_in_use("gateway", name) is None
 
 
 # --- links --------------------------------------------------------------------
@@ -187,7 +187,7 @@ async def test_names_are_bounded_and_forgetting_one_makes_room(rig: Rig) -> None
     assert met(rig) == {"limits.max_names": 1}
     await rig.until(partial(can_go, rig, "a"))
     assert (
-        rig.sidecar.parts.names.why_in_use("watcher", "b")
+        rig.sidecar.parts.registry.why_in_use("watcher", "b")
         == "is connected; stop it first"
     )
     rig.engine.forget("gateway", "a")
@@ -221,7 +221,7 @@ async def test_a_name_with_users_is_kept_until_they_are_gone(rig: Rig) -> None:
     (await rig.gateway_of(["u"], "gw")).close()
     await rig.until(lambda: not rig.registry.named)
     assert "1 users online" in (
-        rig.sidecar.parts.names.why_in_use("gateway", "gw") or ""
+        rig.sidecar.parts.registry.why_in_use("gateway", "gw") or ""
     )
     await rig.until(partial(can_go, rig, "gw"))
 

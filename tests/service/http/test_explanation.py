@@ -10,7 +10,6 @@ from datetime import datetime
 import pytest
 
 from liveness.cli.explain import cluster_sentence
-from liveness.core.cursors import Unacknowledged
 from liveness.core.records import OFFLINE_REASONS, LogPosition, Record
 from liveness.core.sessions.clearance import (
     AWAY,
@@ -25,7 +24,6 @@ from liveness.core.sessions.firing import UserStatus
 from liveness.service.http.explanation import (
     Known,
     UserDevices,
-    answer,
     sentence,
 )
 
@@ -70,16 +68,6 @@ ONLINE = UserStatus(
 DUE = replace(ONLINE, slot=None, fires_in=0.0, seen=ms("14:02:49"))
 EMPTY = Known(None, [], None, None, None)
 BEGAN = "; logged in 14:01:55"
-TOLD_OF_GATEWAYS = {
-    "sent": "delivered to gw-2, which has not acknowledged it yet",
-    "pending": "not delivered to gw-2 yet",
-    "not-linked": "not acknowledged by gw-2, which is not connected",
-    "not-reading": "not delivered to gw-2, which does not read its link",
-    "unacknowledged": "not delivered to gw-2, which has not acknowledged the 10,000 "
-    "records before",
-    "unwanted": "not delivered to gw-2, whose hello asks for other kinds",
-    "forgotten": "not delivered to gw-2, whose name was forgotten",
-}
 
 
 def ended(record: Record, opening: Record | None = LOGIN) -> str:
@@ -131,20 +119,6 @@ def test_each_reason_has_a_sentence_with_or_without_the_record_of_the_login(
 ) -> None:
     end = END._replace(reason=reason)
     assert ended(end, None) + BEGAN == ended(end)
-
-
-@pytest.mark.parametrize("why", TOLD_OF_GATEWAYS)
-def test_it_is_said_why_a_gateway_has_not_acknowledged_what_it_has_lost(
-    why: str,
-) -> None:
-    told = TOLD_OF_GATEWAYS[why]
-    waits = Unacknowledged("gw-2", why, 10_000)
-    known = EMPTY._replace(records=[END], opening=LOGIN, unacknowledged=waits)
-    assert sentence(known, now_ms=NOW) == f"{ended(END)}; {told}"
-    shown = answer("eve", known, now_ms=NOW)["unacknowledged"]
-    assert shown == {"gateway": "gw-2", "why": why, "unacked": 10_000}
-    moved = known._replace(status=ONLINE, records=[MOVED], opening=MOVED)
-    assert sentence(moved, now_ms=NOW).endswith(f"; {told}")
 
 
 def test_how_a_session_began_is_told() -> None:

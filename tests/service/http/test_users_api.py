@@ -48,7 +48,7 @@ async def test_a_user_is_shown_from_login_to_silence(rig: Rig) -> None:
     assert found == {
         "uid": "eve", "online": True, "gateway": "gw-1", "session": 1, "conn": 4,
         "last": "login", "layer": 0, "held": None, "timeout": 30.0,
-        "unacknowledged": None, "looked_back_to": None,
+        "looked_back_to": None,
     }  # fmt: skip
     await rig.until(lambda: not len(rig.presence))
     await rig.until(lambda: rig.log_writer.durable_seq == 2)
@@ -57,7 +57,6 @@ async def test_a_user_is_shown_from_login_to_silence(rig: Rig) -> None:
     assert " after 30.0 s of silence; last heard: login at " in found.pop("told")
     assert found == {
         "uid": "eve", "online": False, "looked_back_to": None,
-        "unacknowledged": {"gateway": "gw-1", "why": "sent", "unacked": 1},
         **dict.fromkeys(("gateway", "session", "conn", "last", "seen", "slot")),
         **dict.fromkeys(("layer", "fires_in", "held", "timeout")),
     }  # fmt: skip
@@ -85,41 +84,6 @@ async def test_a_user_is_shown_with_all_devices(rig: Rig) -> None:
     ada = await user(rig, "ada")
     assert (ada["online"], ada["devices_online"], ada["devices"]) == (False, 0, [])
     assert " by a logout through gw-1" in ada["told"]
-
-
-@pytest.mark.rig(window=10)
-async def test_it_is_shown_whether_the_gateway_that_lost_a_user_knows_it(
-    rig: Rig,
-) -> None:
-    async def shown(uid: str) -> tuple[str, str] | None:
-        waits = (await user(rig, uid))["unacknowledged"]
-        return waits and (waits["gateway"], waits["why"])
-
-    gateway = await rig.gateway_of([f"u{n}" for n in range(12)], "gw-1")
-    other = await rig.gateway_of("ada", "gw-2", kinds=[])
-    await gateway.send(["logout", [f"u{n}" for n in range(11)]])
-    await other.send(["login", "u11"], ["logout", "ada"])
-    await gateway.records(10)
-    await other.sync()
-    uids = ["u0", "u10", "u11", "ada"]
-    assert [await shown(uid) for uid in uids] == [
-        ("gw-1", "sent"),
-        ("gw-1", "unacknowledged"),
-        ("gw-1", "unacknowledged"),  # it has moved to gw-2
-        ("gw-2", "unwanted"),
-    ]
-    assert (await user(rig, "u10"))["told"].endswith(
-        "; not delivered to gw-1, which has not acknowledged the 10 records before"
-    )
-    await gateway.send(["ack", 23])
-    await gateway.records(2)
-    assert [await shown(uid) for uid in uids[:2]] == [None, ("gw-1", "sent")]
-    gateway.close()
-    await rig.until(lambda: rig.registry.linked("gateway") == 1)
-    assert await shown("u10") == ("gw-1", "not-linked")
-    await rig.until(lambda: not rig.presence.gateways.by_name["gw-1"].users)
-    rig.engine.forget("gateway", "gw-1")
-    assert await shown("u10") == ("gw-1", "forgotten")
 
 
 @pytest.mark.rig(pause_firing=100)
