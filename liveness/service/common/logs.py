@@ -5,7 +5,6 @@ up, and so are exceptions that nothing catches. Nothing is set up at import: `li
 serve` calls `configure` and `log_uncaught`.
 """
 
-import json
 import logging
 import os
 import sys
@@ -15,32 +14,38 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Final, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, Processor
 
-from liveness.service.common.journal import PREFIXES, is_journal
 from liveness.text import escaped
 
-# Bytes in a line for a text of another program.
-MAX_VALUE_BYTES: Final = 240
-# Bytes for any text in a line of JSON. Tracebacks and lists of faults can be longer, and
-# the journal splits a line of more than 48 KB (LineMax= in journald.conf(5)).
-MAX_JSON_BYTES: Final = 20_000
+# Characters in a line for a text of another program.
+MAX_VALUE_CHARS: Final = 240
+# Characters for any text in a line of JSON. Tracebacks and lists of faults can be longer,
+# and the journal splits a line of more than 48 KB (LineMax= in journald.conf(5)).
+MAX_JSON_CHARS: Final = 20_000
 # A lasting condition is logged again this often.
 REPEAT_LOG_S: Final = 60.0
 # Far more keys than a sidecar uses in normal operation: it bounds the memory that links
 # can use by inventing names.
 MAX_KEYS: Final = 1_000
-# The most bytes that two characters take in JSON: four escapes such as \ud83d.
-MAX_TWO_CHARS: Final = 24
 # Most lines that wait to be written to stderr. The burst after a restart, when all links
 # reconnect, fits in; at some hundred bytes a line that is well below a megabyte.
 MAX_LINES: Final = 1_000
 # Enough time to write MAX_LINES. A stop of the sidecar waits no longer for a stuck reader,
 # such as a terminal stopped by Ctrl-S.
 DRAIN_S: Final = 1.0
+# What a line of each level begins with (sd-daemon(3)). journald removes it and keeps it as
+# the priority of the entry, which is 6 for a line without a prefix.
+PREFIXES: Final = {
+    "debug": "<7>",
+    "info": "<6>",
+    "warning": "<4>",
+    "error": "<3>",
+    "critical": "<2>",
+}
 
 _log = structlog.get_logger("sidecar")
 
@@ -59,7 +64,6 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
             goes on.
     """
     stream = stream or sys.stderr
-    writer = _LineWriter(stream)
     if format == "text" or (format == "auto" and stream.isatty()):
         rendering: list[Processor] = [
             _each_text(escaped),  # a gateway's name must not control the terminal
@@ -71,30 +75,26 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
     else:
         rendering = [
             structlog.processors.format_exc_info,
-            _each_text(partial(shortened, most=MAX_JSON_BYTES)),
+            _each_text(partial(shortened, most=MAX_JSON_CHARS)),
             structlog.processors.JSONRenderer(),
         ]
+    writer = _LineWriter(stream, rendering)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            writer.begin_line,
-            *rendering,
+            writer.log,
         ],
-        logger_factory=structlog.WriteLoggerFactory(writer),  # type: ignore[arg-type]  # it only writes and flushes
         cache_logger_on_first_use=False,  # tests call `configure` again
     )
-    for handler in logging.root.handlers:
-        if isinstance(handler, _ToStructlog):  # of an earlier call: ends its thread
-            handler.close()
     logging.root.handlers = [_ToStructlog(writer)]
     set_level(level)
 
 
 def is_json() -> bool:
     """Whether `configure` was called, and made each line a JSON object."""
-    last = structlog.get_config()["processors"][-1]
-    return isinstance(last, structlog.processors.JSONRenderer)
+    handlers = logging.root.handlers
+    return any(isinstance(it, _ToStructlog) and it.writer.is_json for it in handlers)
 
 
 def log_uncaught() -> None:
@@ -109,21 +109,15 @@ def log_failure(error: str, exit_code: int) -> None:
     drain()
 
 
-def shortened(text: str, most: int = MAX_VALUE_BYTES) -> str:
-    """A text for a log line, without its middle if it has over *most* bytes as JSON."""
-    if len(json.dumps(text)) <= most:
-        return text
+def shortened(text: str, most: int = MAX_VALUE_CHARS) -> str:
+    """A text for a log line, without its middle if it has over *most* characters."""
     half = most // 2
-    begins, ends = text[:half], text[-half:]
-    while (excess := len(json.dumps(f"{begins}…{ends}")) - most) > 0:
-        cut = -(-excess // MAX_TWO_CHARS)
-        begins, ends = begins[:-cut], ends[cut:]
-    return f"{begins}…{ends}"
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 def set_level(level: str) -> None:
     """Log nothing below *level* from now on; the levels are those of `configure`."""
-    least = urgency(level)
+    least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         **{
             **structlog.get_config(),
@@ -131,11 +125,6 @@ def set_level(level: str) -> None:
         }
     )
     logging.root.setLevel(max(least, logging.WARNING))
-
-
-def urgency(level: str) -> int:
-    """A number that is higher for a more urgent level."""
-    return logging.getLevelNamesMapping()[level.upper()]
 
 
 def drain() -> None:
@@ -147,16 +136,13 @@ class LogThrottle:
     """Logs a repeated message once per interval and key, and counts the others.
 
     The next message of a key that is logged has the number of those left out, as
-    `suppressed`. Beyond *max_keys* the key logged longest ago is forgotten, and its next
+    `suppressed`. Beyond `MAX_KEYS` the key logged longest ago is forgotten, and its next
     message is logged too early.
     """
 
-    def __init__(
-        self, seconds: float, *, clock: Callable[[], float], max_keys: int = MAX_KEYS
-    ) -> None:
+    def __init__(self, seconds: float, *, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._max_keys = max_keys
         self._logged: dict[Hashable, tuple[float, int]] = {}  # when; suppressed since
 
     def __call__(
@@ -174,7 +160,7 @@ class LogThrottle:
             self._logged[key] = (at, suppressed + 1)
             return
         self._logged.pop(key, None)  # moves it to the end: the first key is the oldest
-        if len(self._logged) >= self._max_keys:
+        if len(self._logged) >= MAX_KEYS:
             del self._logged[next(iter(self._logged))]
         self._logged[key] = (now, 0)
         if suppressed:
@@ -205,62 +191,55 @@ class _LineWriter:
     write, and would still send lines that were counted as lost.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, rendering: list[Processor]) -> None:
+        self.is_json = isinstance(rendering[-1], structlog.processors.JSONRenderer)
         self._descriptor = stream.fileno()
+        self._rendering = rendering
+        # A program started by systemd may have given this one another stderr, so the
+        # variable alone is no proof (systemd.exec(5)).
+        file = os.fstat(self._descriptor)
+        stream_id = f"{file.st_dev}:{file.st_ino}"
+        self._is_journal = os.environ.get("JOURNAL_STREAM") == stream_id
         self._changed = threading.Condition()  # guards the attributes below
         self._lines: deque[tuple[str, int]] = deque()  # a line; its `lines_lost`
         self._lost = 0  # lost lines that no `lines_lost` has counted yet
-        self._is_closed = False
-        self._is_journal = is_journal(stream)
-        self._line = threading.local()  # from `begin_line` to `write` of a line
         threading.Thread(target=self._run, name="log lines", daemon=True).start()
 
-    def begin_line(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
-        """Add `lines_lost` to a line if lines before it were lost, and note its level."""
-        self._line.prefix = PREFIXES[event["level"]] if self._is_journal else ""
+    def log(self, logger: object, method: str, event: EventDict) -> NoReturn:
+        """Queue a line, as the last of structlog's processors."""
+        prefix = PREFIXES[event["level"]] if self._is_journal else ""
         with self._changed:
-            self._line.lost, self._lost = self._lost, 0
-        if self._line.lost:
-            event["lines_lost"] = self._line.lost
-        return event
-
-    def write(self, line: str) -> None:
+            lost, self._lost = self._lost, 0
+        if lost:
+            event["lines_lost"] = lost
+        line: Any = event
+        for render in self._rendering:
+            line = render(logger, method, line)
         # A traceback in text has many lines: each is an entry of the journal.
-        prefix = self._line.prefix
-        line = prefix + line[:-1].replace("\n", "\n" + prefix) + "\n"
+        line = prefix + line.replace("\n", "\n" + prefix) + "\n"
         with self._changed:
-            if self._is_closed or len(self._lines) >= MAX_LINES:
-                self._lost += 1 + self._line.lost
+            if len(self._lines) >= MAX_LINES:
+                self._lost += 1 + lost
             else:
-                self._lines.append((line, self._line.lost))
+                self._lines.append((line, lost))
                 self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Do nothing: the event loop calls this for each line and must not wait."""
+        raise structlog.DropEvent
 
     def drain(self) -> None:
         """Wait until all lines are written, for `DRAIN_S` at most."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lines, DRAIN_S)
 
-    def close(self) -> None:
-        """Accept no more lines; the thread ends once it has written the rest."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._lines or self._is_closed)
-                if not self._lines:
-                    return
-                line, reported = self._lines[0]
+                self._changed.wait_for(lambda: self._lines)
+                line, lost = self._lines[0]
             is_written = self._try_to_write(line.encode(errors="backslashreplace"))
             with self._changed:
                 del self._lines[0]
                 if not is_written:
-                    self._lost += 1 + reported
+                    self._lost += 1 + lost
                 self._changed.notify_all()
 
     def _try_to_write(self, data: bytes) -> bool:
@@ -275,19 +254,15 @@ class _LineWriter:
 class _ToStructlog(logging.Handler):
     """Passes records of the standard library's `logging` to structlog.
 
-    `logging` flushes and closes its handlers at exit, and this one the writer.
+    `logging` flushes its handlers at exit, and this one the writer.
     """
 
     def __init__(self, writer: _LineWriter) -> None:
         super().__init__()
-        self._writer = writer
+        self.writer = writer
 
     def flush(self) -> None:
-        self._writer.drain()
-
-    def close(self) -> None:
-        self._writer.close()
-        super().close()
+        self.writer.drain()
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(
