@@ -117,7 +117,7 @@ def shortened(text: str, most: int = MAX_VALUE_CHARS) -> str:
 
 def set_level(level: str) -> None:
     """Log nothing below *level* from now on; the levels are those of `configure`."""
-    least = logging.getLevelNamesMapping()[level.upper()]
+    least = urgency(level)
     structlog.configure(
         **{
             **structlog.get_config(),
@@ -125,6 +125,11 @@ def set_level(level: str) -> None:
         }
     )
     logging.root.setLevel(max(least, logging.WARNING))
+
+
+def urgency(level: str) -> int:
+    """A number that is higher for a more urgent level."""
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 def drain() -> None:
