@@ -140,12 +140,14 @@ def make_server(
 
 
 def _terms(config: Config, version: str, host: str) -> dict[str, object]:
-    """The part of `welcome` about the sidecar, besides its log; times are in seconds."""
+    """The part of `welcome` about the sidecar, with times in seconds."""
     limits, separator = config.limits, config.presence.device_separator
     return {
         "protocol": PROTOCOL,
         "server": f"liveness/{version}",
         "features": sorted((*FEATURES, CLUSTER)) if host else FEATURES,
+        "log": "",  # this and the next are of the moment of each hello
+        "next": 0,
         "timeout": config.timeout_s,
         "flush": config.flush,
         "max_batch": limits.max_batch,

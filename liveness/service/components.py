@@ -26,7 +26,11 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.accept import accept_links
 from liveness.service.engine.engine import Engine, ask_cluster, run_turns
-from liveness.service.engine.orderly_stop import OrderlyStop
+from liveness.service.engine.orderly_stop import (
+    close_links,
+    stop_links,
+    write_clocks,
+)
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.bearer import Token
 from liveness.service.http.event_stream import Streams
@@ -38,7 +42,7 @@ from liveness.service.http.summary import Summaries
 from liveness.service.http.timers_api import TimersApi
 from liveness.service.http.users_api import UsersApi
 from liveness.service.http.webhooks_api import WebhooksApi
-from liveness.service.links.link_writer import Delivery
+from liveness.service.links.link_socket import Delivery
 from liveness.service.links.sockets import UnixListener
 from liveness.service.outlets.supervisor import outlets_of
 from liveness.service.storage import clocks_file
@@ -114,9 +118,6 @@ class SidecarService:
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self.streams = Streams(
             most=config.http.max_streams, counts=counts, turnstile=self._turnstile
-        )
-        self._stop = OrderlyStop(
-            self.engine, self.presence, log_writer, self.streams.stop
         )
         self.summaries = self._make_summaries()
         self.http = self._make_http(token, self._make_apis())
@@ -259,9 +260,9 @@ class SidecarService:
                     turns.cancel()
                     # The log must not grow once the clocks file is written.
                     timers.cancel()
-                    await self._stop.stop_links()
+                    await stop_links(self.engine, self.log_writer, self.streams.stop)
                     links.cancel_scope.cancel()
-                await self._stop.write_clocks()
+                await write_clocks(self.engine, self.presence, self.log_writer)
                 stop.set()
             nursery.cancel_scope.cancel()
         seq = self.log_writer.durable_seq
@@ -349,7 +350,7 @@ class SidecarService:
             await run()
         except StateError as error:
             why = error
-        await self._stop.close_links()
+        await close_links(self.engine, self.streams.stop)
         raise why
 
     def why_unhealthy(self) -> list[str]:

@@ -14,7 +14,7 @@ from liveness.core.links.link_registry import LinkRegistry
 from liveness.service.engine.engine import Engine
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
-from liveness.service.links.link_writer import (
+from liveness.service.links.link_socket import (
     LINGER_S,
     PIECE_BYTES,
     Delivery,
@@ -62,16 +62,14 @@ async def _serve(link: LinkSocket, engine: Engine) -> None:
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_readable, link, engine)
-            await link.writer.run()
+            await link.run()
             nursery.cancel_scope.cancel()
         await _close_gracefully(link)
     except Exception as error:
         # A bug of the sidecar: this link ends, the others go on.
         engine.failed(link, error)
     finally:
-        link.writer.close()
-        trio.lowlevel.notify_closing(link.sock)
-        link.sock.close()
+        link.close()
         engine.closed(link)
 
 

@@ -25,12 +25,7 @@ from liveness.core.sessions.firing import UserStatus
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.engine.engine_shell import EngineShell
-from liveness.service.links.link_writer import (
-    PIECE_BYTES,
-    Delivery,
-    LinkSocket,
-    LinkWriter,
-)
+from liveness.service.links.link_socket import PIECE_BYTES, Delivery, LinkSocket
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.online_list import Spools
 from liveness.service.timers.state_writer import StateWriter
@@ -136,7 +131,7 @@ class Engine:
         self._links += 1
         with self.shell as server:
             link = server.connected(self._links, peer, self.instant())
-            socket = LinkSocket(sock, link, LinkWriter(sock, link.outbox, delivery))
+            socket = LinkSocket(sock, link, delivery)
             self._sockets[link.number] = socket
             if self.is_draining_backlog:
                 link.must_read_bytes = socket.unread()

@@ -14,7 +14,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.engine.link_reader import LinkReader
-from liveness.service.links.link_writer import LinkSocket
+from liveness.service.links.link_socket import LinkSocket
 from liveness.service.timers.state_writer import StateWriter
 from liveness.service.timers.timer_loop import SkippedAttempts
 
@@ -49,14 +49,14 @@ class EngineShell(Shell):
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case effects.WakeWriter():
-                self.sockets[effect.link].writer.wake.notify()
+                self.sockets[effect.link].wake.notify()
             case Commit():
                 self._log_writer.append(effect)
             case effects.Deliver():
-                self.sockets[effect.link].writer.deliver(effect.position)
+                self.sockets[effect.link].deliver(effect.position)
             case effects.Close():
                 socket = self.sockets[effect.link]
-                socket.writer.end()
+                socket.end()
                 socket.drained.notify()
             case effects.ReadFirst():
                 older = self.sockets[effect.link].link

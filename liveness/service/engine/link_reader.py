@@ -10,7 +10,7 @@ from typing import Final
 from liveness.core.links.link import Link
 from liveness.core.server import MayRead, ServerParts, Shell
 from liveness.service.common.clock import Clock
-from liveness.service.links.link_writer import PIECE_BYTES, LinkSocket
+from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
 
 # A turn reads gateways for no longer than this; links it did not reach come first in the
 # next turn. So a flooding gateway delays the others by this and one receive at most.

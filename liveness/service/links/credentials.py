@@ -11,7 +11,6 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Callable
 from typing import Final
 
 from liveness.config.checks import as_list
@@ -22,13 +21,11 @@ from liveness.errors import StartError
 # asm-generic/socket.h; Python has no name for it.
 _SO_PEERGROUPS: Final = 59
 _CREDENTIALS: Final = struct.Struct("3i")
-# Python's getsockopt() takes 256 groups at most; Linux allows 65,536.
+# Python's getsockopt() takes 256 groups at most.
+MOST_GROUPS: Final = 65_536
 _getsockopt: Final = ctypes.CDLL(None, use_errno=True).getsockopt
-# Enough for most peers. If there are more groups, the kernel returns the size they need.
-_GROUPS_BYTES: Final = 256
 # The highest id of a user or group; chown(2) takes the next number for "no change".
 MOST_ID: Final = 2**32 - 2
-NOBODY: Final = -1  # in place of a name that does not exist
 
 
 def peer_of(sock: socket.socket) -> Peer:
@@ -39,28 +36,19 @@ def peer_of(sock: socket.socket) -> Peer:
     """
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, unix_user, gid = _CREDENTIALS.unpack(data)
-    return Peer(pid, unix_user, frozenset({gid, *_supplementary(sock, unix_user, gid)}))
+    return Peer(pid, unix_user, frozenset({gid, *_supplementary(sock)}))
 
 
-def _supplementary(sock: socket.socket, unix_user: int, gid: int) -> list[int]:
-    size = ctypes.c_uint(_GROUPS_BYTES)
+def _supplementary(sock: socket.socket) -> list[int]:
+    groups = (ctypes.c_uint * MOST_GROUPS)()
+    size = ctypes.c_uint(ctypes.sizeof(groups))
     option = socket.SOL_SOCKET, _SO_PEERGROUPS
-    while True:
-        groups = (ctypes.c_uint * (size.value // ctypes.sizeof(ctypes.c_uint)))()
-        if not _getsockopt(sock.fileno(), *option, groups, ctypes.byref(size)):
-            return groups[: size.value // ctypes.sizeof(ctypes.c_uint)]
+    if _getsockopt(sock.fileno(), *option, groups, ctypes.byref(size)):
         failed = ctypes.get_errno()
-        if failed == errno.ENOPROTOOPT:  # an older kernel, or not Linux
-            return _groups_by_name(unix_user, gid)
-        if failed != errno.ERANGE:
-            raise OSError(failed, os.strerror(failed))
-
-
-def _groups_by_name(unix_user: int, gid: int) -> list[int]:
-    try:
-        return os.getgrouplist(pwd.getpwuid(unix_user).pw_name, gid)
-    except KeyError:
-        return []
+        if failed == errno.ENOPROTOOPT:  # an older kernel: the primary group alone
+            return []
+        raise OSError(failed, os.strerror(failed))
+    return groups[: size.value // ctypes.sizeof(ctypes.c_uint)]
 
 
 def access_to(settings: AccessSettings, *, group: int) -> Access:
@@ -69,16 +57,8 @@ def access_to(settings: AccessSettings, *, group: int) -> Access:
     `@own` stands for *group*, that of the gateways' socket.
 
     Raises:
-        StartError: Users or groups do not exist on this host; it names all of them.
+        StartError: A user or group does not exist on this host.
     """
-    unknown = dict[str, None]()
-
-    def found(look_up: Callable[[str, str], int], name: str, key: str) -> int:
-        try:
-            return look_up(name, f"access.{key}")
-        except StartError as error:
-            unknown[str(error)] = None
-            return NOBODY
 
     def allowed(key: str) -> Allowed:
         users, groups, anyone = set(), set(), False
@@ -88,22 +68,19 @@ def access_to(settings: AccessSettings, *, group: int) -> Access:
             elif item == "@own":
                 groups.add(group)
             elif item.startswith("@"):
-                groups.add(found(gid_of, item[1:], key))
+                groups.add(gid_of(item[1:], f"access.{key}"))
             else:
-                users.add(found(_unix_user_of, item, key))
+                users.add(_unix_user_of(item, f"access.{key}"))
         return Allowed(frozenset(users), frozenset(groups), anyone)
 
     names = (item.rpartition("=") for item in as_list(settings.names))
-    access = Access(
+    return Access(
         gateways=allowed("gateways"),
         watchers=allowed("watchers"),
         everyone=allowed("everyone"),
         admin=allowed("admin"),
-        names={name: found(_unix_user_of, user, "names") for name, _, user in names},
+        names={name: _unix_user_of(user, "access.names") for name, _, user in names},
     )
-    if unknown:
-        raise StartError("; ".join(unknown))
-    return access
 
 
 def gid_of(name: str, setting: str) -> int:
@@ -141,19 +118,7 @@ def _parse_id(text: str, setting: str, what: str) -> int:
 
 
 def _unknown(setting: str, what: str, name: str) -> StartError:
-    return _out_of_files(setting, what, name) or StartError(
+    return StartError(
         f"{setting} names the {what} {name!r}, which does not exist on this host; "
         "create it, or give its number"
     )
-
-
-def _out_of_files(setting: str, what: str, name: str) -> StartError | None:
-    """The error if no file can be opened: getpwnam() then finds no name."""
-    try:
-        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        return StartError(
-            f"{setting} names the {what} {name!r}, which cannot be looked up "
-            f"({error.strerror}): raise the limit of open files, or end some connections"
-        )
-    return None

@@ -21,7 +21,7 @@ import trio
 
 from liveness.core.cursors import ReadPosition
 from liveness.core.links.link import Link
-from liveness.core.links.outbox import NOTICES_BYTES, Outbox
+from liveness.core.links.outbox import NOTICES_BYTES
 from liveness.core.wheel.record_batch import Encoded
 from liveness.core.wire.framing import encode, encode_notices
 from liveness.core.wire.link_requests import Refusal
@@ -67,13 +67,16 @@ class _BrokenLink(Exception):
     """The socket can no longer be written to."""
 
 
-class LinkWriter:
-    """Writes one outbox to a non-blocking socket, which it does not close."""
+class LinkSocket:
+    """A link's connected socket, which is non-blocking, and what writes its outbox there."""
 
-    def __init__(self, sock: socket.socket, outbox: Outbox, delivery: Delivery) -> None:
+    def __init__(self, sock: socket.socket, link: Link, delivery: Delivery) -> None:
+        self.sock = sock
+        self.link = link
         self.wake = Notifier()  # notified when there may be something to write
-        self._sock = sock
-        self._outbox = outbox
+        self.drained = Notifier()  # notified when it was read empty, or the link ended
+        self.piece_bytes = PIECE_BYTES
+        self._outbox = link.outbox
         self._delivery = delivery
         self._reader: TailReader | None = None
         # A watcher's replies wait while the log is searched for its next records: so two
@@ -83,6 +86,44 @@ class LinkWriter:
         # When to try again, after a failure to read the disk.
         self._list_retry_at = self._notices_retry_at = 0.0
         self._linger = trio.CancelScope()  # `end` sets its deadline
+
+    # --- reading --------------------------------------------------------------
+
+    def receive(self, most: int) -> bytes | None:
+        """Read at most *most* bytes; None if there are none now, b"" at the end."""
+        try:
+            return self.sock.recv(most)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def unread(self) -> int:
+        """How many bytes have arrived and are unread."""
+        count = array("i", [0])
+        ioctl(self.sock, FIONREAD, count)
+        return count[0]
+
+    def measure(self, took_s: float, *, was_full: bool) -> None:
+        """Adapt how much to read at once to how long the last piece took.
+
+        Only a full piece raises it: otherwise the first burst of a quiet link would be read
+        whole, and its thousands of requests would delay all others.
+        """
+        if took_s > PIECE_S:
+            self.piece_bytes = max(PIECE_BYTES, self.piece_bytes // 2)
+        elif was_full:
+            self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
+
+    def send_fault(self) -> None:
+        """Send a refusal without the outbox, which may have failed, if there is room."""
+        message = "a fault of the sidecar, see its log; connect anew"
+        n = self.link.conversation.n
+        refusal = Refusal(Code.INTERNAL, message, n, fatal=True)
+        with suppress(OSError):
+            self.sock.send(encode(refusal.as_frame()))
+
+    # --- writing --------------------------------------------------------------
 
     def deliver(self, reading: ReadPosition) -> None:
         """Write the records after a position, too."""
@@ -100,6 +141,8 @@ class LinkWriter:
     def close(self) -> None:
         if self._reader is not None:
             self._delivery.feed.unfollow(self._reader)
+        trio.lowlevel.notify_closing(self.sock)
+        self.sock.close()
 
     async def run(self) -> None:
         """Write replies and records until `end`, or until the link breaks."""
@@ -227,57 +270,12 @@ class LinkWriter:
         view = memoryview(data)
         while view:
             try:
-                view = view[self._sock.send(view) :]
+                view = view[self.sock.send(view) :]
             except BlockingIOError:
                 self._outbox.blocked(True)
-                await trio.lowlevel.wait_writable(self._sock)
+                await trio.lowlevel.wait_writable(self.sock)
                 # Linux returns here once three quarters of the buffer are read.
                 self._outbox.blocked(False)
             except OSError as error:
                 self._outbox.broken()
                 raise _BrokenLink from error
-
-
-class LinkSocket:
-    """A connected socket, which it owns, with its link and the writer of its outbox."""
-
-    def __init__(self, sock: socket.socket, link: Link, writer: LinkWriter) -> None:
-        self.sock = sock
-        self.link = link
-        self.writer = writer
-        self.piece_bytes = PIECE_BYTES
-        self.drained = Notifier()
-
-    def receive(self, most: int) -> bytes | None:
-        """Read at most *most* bytes; None if there are none now, b"" at the end."""
-        try:
-            return self.sock.recv(most)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
-
-    def unread(self) -> int:
-        """How many bytes have arrived and are unread."""
-        count = array("i", [0])
-        ioctl(self.sock, FIONREAD, count)
-        return count[0]
-
-    def measure(self, took_s: float, *, was_full: bool) -> None:
-        """Adapt how much to read at once to how long the last piece took.
-
-        Only a full piece raises it: otherwise the first burst of a quiet link would be read
-        whole, and its thousands of requests would delay all others.
-        """
-        if took_s > PIECE_S:
-            self.piece_bytes = max(PIECE_BYTES, self.piece_bytes // 2)
-        elif was_full:
-            self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
-
-    def send_fault(self) -> None:
-        """Send a refusal without the outbox, which may have failed, if there is room."""
-        message = "a fault of the sidecar, see its log; connect anew"
-        n = self.link.conversation.n
-        refusal = Refusal(Code.INTERNAL, message, n, fatal=True)
-        with suppress(OSError):
-            self.sock.send(encode(refusal.as_frame()))

@@ -13,7 +13,7 @@ from liveness.core.links.conversation import HELLO_BYTES
 from liveness.core.wire.framing import BATCHES_OF_VALUES, encode
 from liveness.metrics.counts import LIMITS
 from liveness.service.engine import link_reader
-from liveness.service.links.link_writer import LINGER_S, PIECE_BYTES
+from liveness.service.links.link_socket import LINGER_S, PIECE_BYTES
 from tests.service.rig import Caller, Rig
 
 N: Final = 8

@@ -22,7 +22,7 @@ from liveness.core.wheel.record_batch import Encoded
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import link_reader
-from liveness.service.links.link_writer import LINGER_S, PIECE_BYTES
+from liveness.service.links.link_socket import LINGER_S, PIECE_BYTES
 from liveness.service.storage import log_store, online_list
 from liveness.service.storage.log_tail import TailReader
 from liveness.service.storage.log_writer import COMMIT_EVERY_S

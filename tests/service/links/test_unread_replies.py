@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from liveness.core.wheel.record_batch import Encoded
-from liveness.service.links.link_writer import LINGER_S
+from liveness.service.links.link_socket import LINGER_S
 from liveness.service.storage.online_list import SpoolFull, Spools
 from tests.helpers.wire import contents
 from tests.service.http.asgi import Answer, ask
