@@ -104,7 +104,6 @@ class SidecarService:
             log_writer=log_writer,
             feed=feed,
             skipped_attempts=self._skipped_attempts,
-            spools=self._spools,
         )
         self.outlets = outlets_of(
             config,

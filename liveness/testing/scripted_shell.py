@@ -231,7 +231,7 @@ class ScriptedShell(Shell):
             return frames
         if outbox.take_up_list():
             data = self._disk.listed(outbox.lists[0].gateway)
-            outbox.list_begins(len(data))
+            outbox.list_begins()
             socket.sent = outbox.list_sent
             return data
         if outbox.is_ending or socket.position is None:

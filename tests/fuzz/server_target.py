@@ -90,7 +90,7 @@ class World(Shell):
             assert not self.disk.failure
             outbox.frames_sent(len(frames))
         if outbox.take_up_list():
-            outbox.list_begins(1)
+            outbox.list_begins()
             outbox.list_sent()
         reading, room = outbox._reading, outbox.room
         if reading is not None and room > 0:

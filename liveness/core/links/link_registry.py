@@ -1,7 +1,6 @@
 """All links and their names: refuses links and hellos, and ends links."""
 
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import replace as dataclass_replace
 from typing import Final, Protocol
 
@@ -11,7 +10,7 @@ from liveness.core.effects import Close, Effect, LogLine, LogRefusal, WakeWriter
 from liveness.core.limits import Limits
 from liveness.core.links.link import Link, PartialFrames
 from liveness.core.links.link_troubles import LinkTroubles
-from liveness.core.links.outbox import Outbox, Reply, UnreadReplies
+from liveness.core.links.outbox import Reply, UnreadReplies
 from liveness.core.records import GATEWAY
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.gateway_table import GatewayTable
@@ -298,14 +297,14 @@ class LinkRegistry:
         link.outbox.drop_replies()
         self.refuse(link, _overloaded(link, *excess))
 
-    def end_unread(self, now: float, *, is_disk_short: bool) -> None:
-        """End links that have read nothing for too long, or while others need the disk.
+    def end_unread(self, now: float) -> None:
+        """End links that have read nothing of their replies for too long.
 
         For unread records it only notes the time: they wait in the log.
 
         Call this once a second: a link whose socket takes no bytes between two calls
         counts as not reading. *now* is in attended seconds, as nothing is sent at other
-        times; *is_disk_short*: a list found no room on the disk since the last call.
+        times.
         """
         elapsed, self._unread_checked_at = now - self._unread_checked_at, now
         for link in self._open_links():
@@ -314,16 +313,6 @@ class LinkRegistry:
             excess = link.outbox.add_waiting(elapsed)
             if excess is not None:
                 self.overload(link, excess)
-        if is_disk_short:
-            self._overload_worst(
-                lambda outbox: outbox.stalled_spool,
-                (
-                    "limits.max_spool_bytes",
-                    "a list is left unread on the disk, and others need the room "
-                    "(limits.max_spool_bytes, or half of what is free); read while you "
-                    "write",
-                ),
-            )
 
     def shed_unread(self) -> None:
         """If all links leave twice the bound unread, end those that leave most."""
@@ -337,18 +326,11 @@ class LinkRegistry:
             "write",
         )
         while self._unread.memory > most_bytes:
-            if not self._overload_worst(lambda outbox: outbox.burden, excess):
+            open_links = self._open_links()
+            worst = max(open_links, key=lambda link: link.outbox.burden, default=None)
+            if worst is None or not worst.outbox.burden:
                 return
-
-    def _overload_worst(
-        self, burden: Callable[[Outbox], float], excess: tuple[str, str]
-    ) -> bool:
-        open_links = self._open_links()
-        worst = max(open_links, key=lambda link: burden(link.outbox), default=None)
-        if worst is None or not burden(worst.outbox):
-            return False
-        self.overload(worst, excess)
-        return True
+            self.overload(worst, excess)
 
     def count_partial_frame(self, link: Link) -> None:
         """Count a link's incomplete frame; end the oldest ones if they are too large."""

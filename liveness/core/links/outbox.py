@@ -85,7 +85,6 @@ class Outbox:
         self._replies: deque[Reply | ListReply] = deque()
         self._reply_bytes = 0
         self._sending = 0  # replies being written; they count as waiting
-        self._spooled = 0  # bytes on disk of the list being sent
         self._is_blocked = False  # the socket's buffer is full
         self._stalled_s = 0.0  # how long replies have waited for the socket
         self._list_limit: tuple[str, str] | None = None  # why the next list waits
@@ -194,7 +193,8 @@ class Outbox:
         # While the log cannot be written, everything waits, and no link ends for that.
         if self._list_limit is not None and self._disk.failure is None:
             self._list_waited_s += elapsed
-            if self._list_waited_s > most_s:
+            # A link that leaves a list on the disk unread ends before.
+            if self._list_waited_s > limits.unread_s + limits.gateway_hold_s:
                 return self._list_limit
         if not (self._is_blocked and self._waiting):
             self._stalled_s = 0.0
@@ -214,11 +214,6 @@ class Outbox:
         if not self._is_blocked:
             return 0.0
         return self._reply_bytes * (1 + self._stalled_s)
-
-    @property
-    def stalled_spool(self) -> float:
-        """Unread bytes on disk, weighted alike; 0 if the socket takes bytes."""
-        return self._spooled * self._stalled_s
 
     # --- queueing -------------------------------------------------------------
 
@@ -267,7 +262,7 @@ class Outbox:
 
     def broken(self) -> None:
         self.is_broken = True
-        self._sending = self._spooled = 0
+        self._sending = 0
         # With too many waiting replies, the end of the stream would not be read.
         self.drop_replies()
 
@@ -325,15 +320,15 @@ class Outbox:
         if is_hopeless:
             self._list_waited_s = float("inf")
 
-    def list_begins(self, size: int) -> None:
-        """Note that the first of `lists` was made, of this many bytes on disk."""
+    def list_begins(self) -> None:
+        """Note that the first of `lists` was made."""
         self._list_limit, self._list_waited_s = None, 0.0
         if self.lists:  # `drop_replies` may have dropped it
             self.lists.popleft()
-        self._sending, self._spooled = 1, size
+        self._sending = 1
 
     def list_sent(self) -> None:
-        self._sending = self._spooled = 0
+        self._sending = 0
 
     @property
     def room(self) -> int:

@@ -27,7 +27,6 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.engine.engine_shell import EngineShell
 from liveness.service.links.link_socket import PIECE_BYTES, Delivery, LinkSocket
 from liveness.service.storage.log_tail import LogTail
-from liveness.service.storage.online_list import Spools
 from liveness.service.timers.state_writer import StateWriter
 from liveness.service.timers.timer_loop import SkippedAttempts
 
@@ -65,7 +64,6 @@ class Engine:
         log_writer: StateWriter,
         feed: LogTail,
         skipped_attempts: SkippedAttempts,
-        spools: Spools,
     ) -> None:
         self.shell = EngineShell(
             server,
@@ -92,7 +90,6 @@ class Engine:
         self._clock = clock
         self._log_writer = log_writer
         self._feed = feed
-        self._spools = spools
         self._cursors_at = self._unread_at = self._promises_at = 0.0
         self._asked = 0.0  # the last sleep that was asked for, in seconds
 
@@ -225,8 +222,7 @@ class Engine:
                 self._check_promises(now)
         if mono >= self._unread_at:
             self._unread_at = mono + UNREAD_EVERY_S
-            is_short, self._spools.is_short = self._spools.is_short, False
-            self._registry.end_unread(now, is_disk_short=is_short)
+            self._registry.end_unread(now)
             self._gateways.look_at_cadence(now)
         if mono >= self._cursors_at:
             self._cursors_at = mono + CURSORS_EVERY_S

@@ -277,7 +277,6 @@ class Summaries:
         recent = troubles.recent(self._clock.state_ms())
         return {
             "link_troubles": [row.as_map(ahead_ms) for row in recent],
-            "link_troubles_forgotten": troubles.forgotten,
         }
 
     def _gateways_shown(self) -> dict[str, Any]:

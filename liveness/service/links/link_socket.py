@@ -208,7 +208,7 @@ class LinkSocket:
             return False
         self._needed_bytes = 0
         with spool:
-            outbox.list_begins(spool.size)
+            outbox.list_begins()
             while not outbox.is_given_up and (piece := await spool.read()):
                 await self._send(piece)
             outbox.list_sent()

@@ -107,7 +107,6 @@ class Spools:
     def __init__(self, folder: Path, *, most_bytes: int) -> None:
         self._folder = folder
         self.most_bytes = most_bytes
-        self.is_short = False  # a spool found no room since this was reset
         self._open: set[Spool] = set()
         self._filling = 0
         self._waiting: dict[Notifier, None] = {}
@@ -149,9 +148,7 @@ class Spools:
         self._filling += 1
         try:
             await in_thread(run, limiter=limiter)
-        except BaseException as error:
-            if isinstance(error, SpoolFull) and error.needed_bytes <= self.most_bytes:
-                self.is_short = True
+        except BaseException:
             spool.close()
             raise
         finally:

@@ -775,7 +775,7 @@ function outletRow({ outlet, state, since, detail, lag_records, lag_s, sent, dea
   return row;
 }
 
-function showTroubles({ link_troubles: troubles = [], link_troubles_forgotten: forgotten = 0 }) {
+function showTroubles({ link_troubles: troubles = [] }) {
   const most = 8; // the latest first; `liveness status --json` has all
   const lines = troubles.slice(0, most).map(({ role, name, what, code, times, at, pid, unix_user }) => {
     const who = name === null ? ["a link without a hello"] : [`${role} `, named(name)];
@@ -783,7 +783,6 @@ function showTroubles({ link_troubles: troubles = [], link_troubles_forgotten: f
     return make("li", {}, ...who, `: ${what === "replaced" ? "replaced by another process" : `refused (${code})`}, ${times === 1 ? "once" : `${whole(times)} times`}, last at ${clock(at)}, ${process}`);
   });
   if (troubles.length > most) lines.push(make("li", {}, `${whole(troubles.length - most)} more: see liveness status --json`));
-  if (forgotten) lines.push(make("li", {}, `${whole(forgotten)} older ones were forgotten since the start`));
   const list = make("ul", { id: "troubles-list" }, ...lines);
   const shown = byId("troubles-list");
   if (list.textContent !== shown.textContent) shown.replaceWith(list); // a selection stays
