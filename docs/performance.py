@@ -153,10 +153,11 @@ def command_of(parameters: dict[str, Any]) -> str:
     usual, users = full_options(parameters["users"]), parameters["users"]
     scenarios = [name for name in parameters["scenarios"] if name in SCENARIOS]
     words = ["liveness bench", *scenarios, f"--users {users}"]
-    flags = {"rate": "rate", "seconds": "seconds", "timeout": "timeout_s"}
-    for flag, name in flags.items():
-        if parameters[name] != getattr(usual, name):
-            words.append(f"--{flag} {parameters[name]:g}")
+    words += [
+        f"--{name} {parameters[name]:g}"
+        for name in ("rate", "seconds")
+        if parameters[name] != getattr(usual, name)
+    ]
     if tuple(parameters["sizes"]) != usual.sizes:
         words.append(f"--sizes {','.join(map(str, parameters['sizes']))}")
     words += [f"--without {name}" for name in parameters["without"]]

@@ -108,7 +108,6 @@ def test_the_command_gives_the_same_run_again() -> None:
         parameters={
             "scenarios": ["cost"],
             "rate": 5,
-            "timeout_s": 2.5,
             "sizes": [100, 200],
             "without": ["zset", "redis"],
         },
@@ -116,6 +115,6 @@ def test_the_command_gives_the_same_run_again() -> None:
     command = SCRIPT.command_of
     assert command(usual.content["parameters"]) == "liveness bench idle --users 1000000"
     assert command(other.content["parameters"]) == (
-        "liveness bench cost --users 100000 --rate 5 --timeout 2.5 --sizes 100,200 "
+        "liveness bench cost --users 100000 --rate 5 --sizes 100,200 "
         "--without zset --without redis"
     )

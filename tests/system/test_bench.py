@@ -178,14 +178,14 @@ def test_without_a_terminal_progress_is_lines_and_nothing_is_left_behind(
 
 
 def test_a_missed_floor_is_shown_and_ends_the_bench_with_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(floors, "IDLE_READY_S", 0.0)
-    before = datetime.now(UTC).replace(microsecond=0)
-    assert main.main(["bench", "--quick", "idle", "--json", "-"]) == 1
-    out, err = capsys.readouterr()
-    assert re.search(r"^idle +ready after exec .* ≤ 0 s +MISSED$", err, re.M)
-    report = json.loads(out)
+    before, place = datetime.now(UTC).replace(microsecond=0), tmp_path / "report"
+    assert main.main(["bench", "--quick", "idle", "--json", str(place)]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^idle +ready after exec .* ≤ 0 s +MISSED$", out, re.M)
+    report = json.loads(place.read_text())
     jsonschema.validate(report, SCHEMA)
     assert report["met"] is report["figures"][0]["met"] is False
     assert before <= datetime.fromisoformat(report["date"]) <= datetime.now(UTC)

@@ -7,7 +7,6 @@ with a Redis that does not answer.
 """
 
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,7 +42,6 @@ from liveness.lab.bench.transitions import (
     TransitionLoad,
     as_promised,
     compared,
-    missing_package,
 )
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.judge import p99_ms, quantile
@@ -75,13 +73,6 @@ PARTITIONS: Final = 16
 KEYS: Final = [keys_of("lv", number) for number in range(PARTITIONS)]
 
 _figure = partial(Figure, "cluster")
-
-
-def missing_for_cluster() -> str:
-    """Which package is missing, and what to do; "" if none is."""
-    if not shutil.which("redis-server"):
-        return "redis-server is not installed: apt install redis-server"
-    return missing_package("coredis", "cluster")
 
 
 def cluster(options: BenchOptions, stage: Stage) -> list[Figure]:

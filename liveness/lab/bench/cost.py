@@ -62,7 +62,7 @@ Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
 def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Measure the cost of an event and of a user, compared with other systems."""
     figures: list[Figure] = []
-    for users, name in plan(options).runs:
+    for users, name in plan(options)[0]:
         figure = partial(Figure, "cost", system=name, users=users)
         stage(f"{name}, {users:,} users")
         with opened(name, options.folder, users) as system:
@@ -147,11 +147,10 @@ def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]
 def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Measure when each system reports silent users, and how many of them."""
     figures: list[Figure] = []
-    timeout_s = round(
-        min(options.timeout_s, options.seconds)
-    )  # Redis takes whole seconds
+    # Redis takes whole seconds.
+    timeout_s = round(min(options.timeout_s, options.seconds))
     patience_s = min(PATIENCE_S, WINDOWS * options.seconds)
-    for users, name in plan(options).runs:
+    for users, name in plan(options)[0]:
         silent = min(SILENT, users // (1 + OTHERS_EACH))
         with opened(name, options.folder, users) as system:
             stage(f"{name}, {users:,} users")

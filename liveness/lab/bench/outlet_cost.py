@@ -25,7 +25,6 @@ from liveness.lab.bench.transitions import (
     TransitionLoad,
     as_promised,
     compared,
-    missing_package,
 )
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.load import LoadError, LoadGateway, LoadUsers
@@ -50,11 +49,6 @@ ANSWER_S: Final = 10.0  # far longer than it takes
 QUIET: Final = 0  # of librdkafka's own log lines, only those before it aborts
 
 _figure = partial(Figure, "outlets")
-
-
-def missing_for_outlets() -> str:
-    """Which package is missing, and what to do; "" if none is."""
-    return missing_package("confluent_kafka", "kafka")
 
 
 def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:

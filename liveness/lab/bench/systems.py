@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from liveness.lab.bench import BenchOptions
 from liveness.lab.bench.machine import available_bytes
@@ -23,7 +23,7 @@ from liveness.lab.common.load import (
     now,
     uid,
 )
-from liveness.lab.common.processes import PYTHON, Program
+from liveness.lab.common.processes import PYTHON, Program, missing_program
 from liveness.lab.common.redis_link import RedisLink, command
 
 # The timeout of all users that do not fall silent: longer than any run. A longer one would
@@ -183,15 +183,8 @@ def _silent(names: Sequence[bytes]) -> Notices:
 # --- the systems of a run ---------------------------------------------------------------
 
 
-class SystemPlan(NamedTuple):
+def plan(options: BenchOptions) -> tuple[list[tuple[int, str]], list[str]]:
     """The runs in order, as users and system; and the ones left out, with the reasons."""
-
-    runs: list[tuple[int, str]]
-    left_out: list[str]
-
-
-def plan(options: BenchOptions) -> SystemPlan:
-    """The runs that fit into memory and that are not left out."""
     left_out = dict.fromkeys(options.without, "by --without")
     if not shutil.which(_program(VALKEY)):
         left_out.setdefault(VALKEY, f"{_program(VALKEY)} is not installed")
@@ -203,16 +196,14 @@ def plan(options: BenchOptions) -> SystemPlan:
             runs += [(users, name) for name in names]
         else:
             left_out[f"{users:,} users"] = f"there is memory for {most:,}"
-    return SystemPlan(runs, [f"{what}: {why}" for what, why in left_out.items()])
+    return runs, [f"{what}: {why}" for what, why in left_out.items()]
 
 
-def missing_program(options: BenchOptions) -> str:
+def missing_system(options: BenchOptions) -> str:
     """Which program is missing, and what to do; "" if none is."""
     for name in (SETEX, "zset"):
-        program = _program(name)
-        if name not in options.without and not shutil.which(program):
-            remedy = f"apt install {program}, or leave it out with --without {name}"
-            return f"{program} is not installed: {remedy}"
+        if name not in options.without and (problem := missing_program(_program(name))):
+            return f"{problem}, or leave it out with --without {name}"
     return ""
 
 

@@ -4,7 +4,6 @@ Scenarios run it alternately with something switched on and off, to measure the 
 that, and to check that local promises are still kept.
 """
 
-import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -137,13 +136,6 @@ def compared(
             most = decided_ms if name == DECIDED else None
             figures.append(Figure(scenario, f"{kind}: {name}", least, unit, most))
     return costs, figures
-
-
-def missing_package(name: str, extra: str) -> str:
-    """What to do if a package is not installed; "" if it is."""
-    if importlib.util.find_spec(name):
-        return ""
-    return f"{name} is not installed: pip install 'liveness-sidecar[sidecar,{extra}]'"
 
 
 def as_promised(figures: list[Figure], options: BenchOptions) -> list[Figure]:

@@ -18,12 +18,12 @@ from math import inf
 from typing import Final, NamedTuple
 
 from liveness.core.records import TIMER, identity
-from liveness.lab.common.judge import Ruling, ruling
 from liveness.lab.common.promises import (
     NO_PROMISE,
     Breach,
     Record,
     SessionLog,
+    is_early,
     is_late,
 )
 
@@ -86,10 +86,6 @@ class Faults:
         if len(self.listed) < MAX_LISTED:
             self.listed.append(Fault(kind, who, breach))
 
-    def excuse(self, kind: str, who: str) -> None:
-        """Counts no such fault until `forget`: it would follow from another one."""
-        self._open.add((kind, who))
-
     def forget(self, who: str) -> None:
         """Count the next fault of this user as a new one."""
         for kind in KINDS:
@@ -119,8 +115,7 @@ class HostJudge:
         self._sessions = SessionLog()
         self._last_check: float | None = None
         self._stood_still_at = -inf
-        # The last kill of the gateway, its next start, and its end; inf: not yet.
-        self.killed_at = self.started_at = self.up_at = -inf
+        self.up_at = -inf  # when the gateway was last up after a kill; inf: not yet
         self._disruptions = 0
         self._recovered_at = -inf  # lateness can be measured from here on
 
@@ -165,11 +160,7 @@ class HostJudge:
         """A process is about to be killed, stopped or restarted."""
         self._disruptions += 1
         if of_gateway:
-            self.killed_at, self.started_at, self.up_at = at, inf, inf
-
-    def host_starts(self, at: float) -> None:
-        """Gateway and sidecar are started again: it may list its users from now on."""
-        self.started_at = at
+            self.up_at = inf
 
     def disruption_ends(self, at: float, *, of_gateway: bool = False) -> None:
         self._disruptions -= 1
@@ -219,6 +210,15 @@ class HostJudge:
             else:
                 self._check_offline(uid, user, at)
 
+    def alive_since(self, uid: str, at: float) -> float | None:
+        """Since when a user has been here, heard and undisturbed; None: it is not."""
+        user = self.users.get(uid)
+        if user is None or user.joined_at is None or user.left_at is not None:
+            return None
+        if at - user.last_wrote(by=at) >= self.timeout_s or self.up_at == inf:
+            return None
+        return max(user.joined_at, self.calm_since)
+
     @property
     def online(self) -> int:
         return len(self._sessions.open)
@@ -261,24 +261,17 @@ class HostJudge:
     ) -> None:
         wrote = user.last_wrote(by=decided)
         due = wrote + self.timeout_s
-        found = ruling(
-            decided - due,
-            at - due,
-            is_expected=user.is_silent,
-            is_excused=bool(self._disruptions) or wrote < self._recovered_at,
-            most_late_s=self.flush_s + GRACE_S,
-        )
-        if decided < due:
+        if is_early(decided - wrote, self.timeout_s):
             what = f"was reported after {decided - wrote:.3f} s of silence"
-            self._fault(found.value, uid, Breach(1, what))
-        elif found is Ruling.FALSE:
+            self._fault("early" if user.is_silent else "false", uid, Breach(1, what))
+        elif self._disruptions or wrote < self._recovered_at:
+            self.not_measured += 1
+        elif not user.is_silent:
             what = f"was reported silent; its plan is to {user.plan}"
             self._fault("false", uid, Breach(5, what), at)
-        elif found is Ruling.EXCUSED:
-            self.not_measured += 1
         else:
             self.lateness_s.append(at - due)
-            if found is Ruling.LATE:
+            if is_late(at - due, self.flush_s + GRACE_S):
                 self._miss(2, uid, f"was reported {at - due:.3f} s after its deadline")
 
     def _check_online(self, uid: str, user: UserState, at: float) -> None:

@@ -1,8 +1,6 @@
-"""The decision about one notice, and a judge of notices in bulk, on the load's clocks.
+"""A judge of notices in bulk, by the clocks of the load: it can take ten million users.
 
-A *deadline* is when a user has been silent for the timeout, or when a timer is due.
-`ruling` decides about a notice by its deadline. Two judges call it: the one here, which
-can take ten million users, and `HostJudge`, which knows the actions of each user.
+The demo has another one, `HostJudge`, which knows the actions of each user.
 """
 
 # array.array cannot be subscripted when it runs, before Python 3.12.
@@ -12,54 +10,12 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from liveness.lab.common.promises import is_early, is_late
+from liveness.lab.common.promises import is_early
 
 # `at` is truncated to a millisecond: the decision was up to this much later.
 AT_S: Final = 0.001
-
-
-class Ruling(Enum):
-    """The decision about a notice."""
-
-    RIGHT = "right"
-    EARLY = "early"
-    FALSE = "false"
-    LATE = "late"
-    EXCUSED = "excused"  # not judged, as its deadline is not known exactly
-
-
-def ruling(
-    decided_s: float,
-    received_s: float,
-    *,
-    is_expected: bool = True,
-    is_excused: bool = False,
-    slack_s: float = 0.0,
-    most_late_s: float = math.inf,
-) -> Ruling:
-    """The decision about a notice, by its delays after the deadline.
-
-    Args:
-        decided_s: From the deadline to the sidecar's decision; negative: before it.
-        received_s: From the deadline to the arrival.
-        is_expected: Whether its user has fallen silent, or its timer is pending.
-        is_excused: Whether a stop, a kill or a lost link may have moved the deadline.
-        slack_s: The possible error of the moment of the decision.
-        most_late_s: The most allowed from the deadline to the arrival.
-    """
-    if is_early(decided_s, 0.0, slack_s) or is_early(received_s, 0.0):
-        return Ruling.EARLY if is_expected else Ruling.FALSE
-    if is_excused:
-        return Ruling.EXCUSED
-    if not is_expected:
-        return Ruling.FALSE
-    return Ruling.LATE if is_late(received_s, most_late_s) else Ruling.RIGHT
-
-
-# --- in bulk ----------------------------------------------------------------------------
 
 
 class Moment(NamedTuple):
@@ -128,8 +84,8 @@ class Judge:
                 continue
             decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
             delivered_s = notices.received - moment.mono - timeout_s
-            found = ruling(decided_s, delivered_s, slack_s=AT_S)
-            verdict.early += found is Ruling.EARLY
+            is_wrong = is_early(decided_s, 0.0, AT_S) or is_early(delivered_s, 0.0)
+            verdict.early += is_wrong
             verdict.decided_s.append(decided_s)
             verdict.delivered_s.append(delivered_s)
 

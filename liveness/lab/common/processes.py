@@ -4,6 +4,7 @@ However this process ends, the kernel ends them too (see `launch.py`). `Program`
 `start`, `stop` and `kill`; where trio runs, `launch` with `until_ready` and `ended` do not.
 """
 
+import importlib.util
 import os
 import re
 import secrets
@@ -265,6 +266,18 @@ def free_port() -> int:
         port = secrets.choice(PORTS)
         with suppress(OSError), socket.create_server((HOST, port)):
             return port
+
+
+def missing_program(name: str) -> str:
+    """What to do if a program is not installed; "" if it is."""
+    return "" if shutil.which(name) else f"{name} is not installed: apt install {name}"
+
+
+def missing_package(name: str, extra: str) -> str:
+    """What to do if a package is not installed; "" if it is."""
+    if importlib.util.find_spec(name):
+        return ""
+    return f"{name} is not installed: pip install 'liveness-sidecar[sidecar,{extra}]'"
 
 
 # --- programs -------------------------------------------------------------------------

@@ -50,8 +50,6 @@ GATEWAY: Final = (
 # Short, so that a lost host is noticed within the demo.
 LEASE_S: Final = 5.0
 PARTITIONS: Final = 4  # enough for some hundred users
-# Seconds between checks of all users on all hosts, which take some milliseconds.
-LOOK_EVERY_S: Final = 1.0
 
 
 class KeptProgram:
@@ -146,7 +144,6 @@ class DemoHost:
                 nursery.start_soon(each.end, signal.SIGKILL)
 
     async def start(self) -> None:
-        self.judge.host_starts(trio.current_time())
         for each in self.programs:
             await each.start()
         self.judge.disruption_ends(trio.current_time(), of_gateway=True)
@@ -210,7 +207,6 @@ class DemoCluster(KeptProgram):
         self.url = f"redis://{HOST}:{port}"
         self.judge = ClusterJudge(hosts, lease_s=LEASE_S)
         self._on_end = on_end
-        self._look_at = 0.0
 
     async def kill(self) -> None:
         self.judge.redis_killed(trio.current_time())
@@ -225,12 +221,6 @@ class DemoCluster(KeptProgram):
             f'[cluster]\nurl = "{self.url}"\nhost = "{host}"\n'
             f"partitions = {PARTITIONS}\nlease_s = {LEASE_S}\n"
         )
-
-    def check_overdue(self, at: float) -> None:
-        """Looks for users that should have been reported by *at*, from time to time."""
-        if at >= self._look_at:
-            self._look_at = at + LOOK_EVERY_S
-            self.judge.check_overdue(at)
 
     async def watch(self) -> None:
         settings = ClusterSettings(url=self.url, partitions=PARTITIONS, lease_s=LEASE_S)

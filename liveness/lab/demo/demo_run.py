@@ -140,8 +140,6 @@ class DemoRun:
             host.judge.check_overdue(now)
         for target in self.director.targets:
             target.check()
-        if self.cluster:
-            self.cluster.check_overdue(now)
 
     def _add(self, record: Record | ClusterRecord) -> None:
         """Shows a record in 80 columns: without the date, and without its number."""

@@ -1,4 +1,4 @@
-"""The bench's parts, in process: options, floors, plans, estimates, comparisons."""
+"""The bench's parts, in process: options, floors, plans, comparisons."""
 
 import math
 import subprocess
@@ -14,7 +14,6 @@ from liveness.cli import main
 from liveness.lab.bench import FULL, QUICK, BenchOptions, full_options, machine, systems
 from liveness.lab.bench.cost import ratios
 from liveness.lab.bench.floors import of_load, of_users
-from liveness.lab.bench.suite import SCENARIOS, estimated_s
 from liveness.lab.bench.systems import COMPARED_SYSTEMS, plan
 from liveness.lab.common.figures import Figure
 from tests.helpers.needs import needs
@@ -89,12 +88,6 @@ def test_what_depends_on_the_load_is_promised_of_the_usual_one_only(
     assert of_load(replace(FULL, **other), 1.0) is None
 
 
-def test_a_quick_run_is_estimated_within_the_time_that_it_may_take() -> None:
-    assert 10 < estimated_s(SCENARIOS, replace(QUICK, without=("valkey",))) < 90
-    assert estimated_s(SCENARIOS, FULL) > 5 * 60
-    assert estimated_s(["idle"], FULL) < estimated_s(["idle", "silence"], FULL)
-
-
 # --- what is measured, and on what --------------------------------------------------------
 
 
@@ -130,14 +123,15 @@ def test_what_does_not_fit_is_left_out_and_said(
 ) -> None:
     monkeypatch.setattr(systems, "available_bytes", lambda: 4_000_000_000)
     sizes = (100, 2_000_000, 5_000_000)
-    found = plan(replace(QUICK, sizes=sizes, without=("redis", "zset", "valkey")))
-    assert found.runs == [
+    options = replace(QUICK, sizes=sizes, without=("redis", "zset", "valkey"))
+    runs, left_out = plan(options)
+    assert runs == [
         (100, "liveness"),
         (100, "asyncio"),
         (2_000_000, "liveness"),
         (2_000_000, "asyncio"),
     ]
-    assert found.left_out == [
+    assert left_out == [
         "redis: by --without",
         "zset: by --without",
         "valkey: by --without",
@@ -151,12 +145,12 @@ def test_valkey_is_measured_only_where_it_is_installed(
     others = tuple(name for name in COMPARED_SYSTEMS if name != "valkey")
     options = replace(QUICK, sizes=(100,), without=others)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert plan(options).runs == [(100, "liveness")]
-    assert plan(options).left_out[-1] == "valkey: valkey-server is not installed"
-    assert systems.missing_program(options) == ""
+    assert plan(options)[0] == [(100, "liveness")]
+    assert plan(options)[1][-1] == "valkey: valkey-server is not installed"
+    assert systems.missing_system(options) == ""
     server = tmp_path / "valkey-server"
     server.touch(mode=0o700)
-    assert plan(options).runs == [(100, "liveness"), (100, "valkey")]
+    assert plan(options)[0] == [(100, "liveness"), (100, "valkey")]
 
 
 # --- how they compare ---------------------------------------------------------------------

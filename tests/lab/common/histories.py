@@ -36,7 +36,7 @@ class Player(ABC):
             at, *words = step.split()
             while self._next_tenth <= int(float(at) * 10):
                 self.write(self._next_tenth / 10)
-                self.judge.check_overdue(self._next_tenth / 10)
+                self.look(self._next_tenth / 10)
                 self._next_tenth += 1
             if words and hasattr(self, words[0]):
                 getattr(self, words[0])(float(at), *words[1:])
@@ -45,6 +45,9 @@ class Player(ABC):
         faults = self.judge.faults
         assert faults.counts.total() == len(faults.listed)
         return [f"{fault.kind} {fault.who}" for fault in faults.listed]
+
+    def look(self, at: float) -> None:
+        self.judge.check_overdue(at)
 
     @abstractmethod
     def write(self, at: float) -> None:

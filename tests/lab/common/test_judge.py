@@ -1,37 +1,10 @@
-"""The decision about a notice, and the judge in bulk: a wrong notice for each ruling."""
+"""The judge in bulk: a wrong notice of each kind."""
 
 import math
 
 import pytest
 
-from liveness.lab.common.judge import Moment, Notices, Ruling, judge, quantile, ruling
-
-
-@pytest.mark.parametrize(
-    ("decided_s", "received_s", "more", "found"),
-    [
-        (0.0, 0.0, {}, Ruling.RIGHT),
-        (-0.001, 0.2, {}, Ruling.EARLY),
-        (-0.001, 0.2, {"slack_s": 0.001}, Ruling.RIGHT),
-        (-0.002, 0.2, {"slack_s": 0.001}, Ruling.EARLY),
-        (0.0, -0.001, {"slack_s": 0.001}, Ruling.EARLY),
-        (-0.001, 0.2, {"is_excused": True}, Ruling.EARLY),
-        (-0.001, 0.2, {"is_expected": False}, Ruling.FALSE),
-        (0.1, 0.2, {"is_expected": False}, Ruling.FALSE),
-        (0.1, 0.2, {"is_expected": False, "is_excused": True}, Ruling.EXCUSED),
-        (9.0, 9.0, {"is_excused": True, "most_late_s": 1.0}, Ruling.EXCUSED),
-        (0.1, 1.0, {"most_late_s": 1.0}, Ruling.RIGHT),
-        (0.1, 1.1, {"most_late_s": 1.0}, Ruling.LATE),
-        (0.1, 99.0, {}, Ruling.RIGHT),
-    ],
-)
-def test_a_notice_is_judged_by_its_deadline(
-    decided_s: float, received_s: float, more: dict[str, float], found: Ruling
-) -> None:
-    assert ruling(decided_s, received_s, **more) is found  # type: ignore[arg-type]
-
-
-# --- in bulk ----------------------------------------------------------------------------
+from liveness.lab.common.judge import Moment, Notices, judge, quantile
 
 LAST = Moment(mono=100.0, wall_ms=5_000_000.0)
 DUE_MS = 5_010_000
