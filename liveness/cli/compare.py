@@ -7,7 +7,6 @@ of the user.
 from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import merge
-from math import inf
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -45,7 +44,7 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
         CommandError: The file cannot be read.
         StateError: The log cannot be read.
     """
-    reader, within_ms = LineReader(report_line), options.within_ms
+    reader, within_ms = LineReader(report_line), round(options.within_s * 1000)
     lines = sorted(_lines_of(path, reader), key=lambda line: line.at)
     there = Span(lines[0].at, lines[-1].at) if lines else Span(0, 0)
     with open_log(folder) as log:
@@ -104,15 +103,14 @@ def _settled(
     records = (each for each in log.records(query) if isinstance(each, Record))
     both: tuple[Iterable[Offline], ...] = (lines, records)
     for offline in merge(*both, key=lambda offline: offline.at):
-        comparison.add(offline)
-        yield from comparison.settle(offline.at)
-    yield from comparison.finish(inf)
+        yield from comparison.add(offline)
+    yield from comparison.finish()
 
 
 def _evidence_in_log(log: LogReader, uid: Uid) -> Evidence:
     found = log.newest_of(uid, limit=LOOKUP_RECORDS, within_s=LOOKUP_S)
     is_online = log.online(uid) is not None
-    return Evidence(is_online, None, found.records, is_complete=found.back_to is None)
+    return Evidence(is_online, found.records, is_complete=found.back_to is None)
 
 
 # --- the command ----------------------------------------------------------------------

@@ -17,7 +17,6 @@ class Evidence(NamedTuple):
     """What the sidecar knows of a user."""
 
     is_online: bool
-    seen: int | None  # the last activity of an online user, if known
     records: Sequence[Record]  # the user's newest, newest first
     is_complete: bool  # the search reached the beginning of the log
 
@@ -33,7 +32,7 @@ NO_CAUSE: Final = Cause(UNLOOKED, "")
 
 
 def cause_of(at: int, evidence: Evidence) -> Cause:
-    is_online, seen, records, is_complete = evidence
+    is_online, records, is_complete = evidence
     before = next((record for record in records if record.at <= at), None)
     after = next((record for record in reversed(records) if record.at > at), None)
     if before is not None:
@@ -47,7 +46,7 @@ def cause_of(at: int, evidence: Evidence) -> Cause:
     if not is_online:
         searched = "" if is_complete else ", as far back as was searched"
         return Cause(UNKNOWN, f"not known here before that{searched}")
-    text = "online here"
+    text, seen = "online here", None
     if after is not None and after.kind == OFFLINE:
         seen = after.seen
         text += f", offline here {_seconds(after.at - at)} after that ({after.reason})"

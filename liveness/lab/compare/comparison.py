@@ -1,33 +1,25 @@
 """Matches the offlines that two detectors report: here (the sidecar) and there (the other).
 
-Pure: the caller passes in the offlines of both sides as they arrive, and the current time.
-`Comparison` returns each offline once it is settled.
+Pure: the caller passes in the offlines of both sides, roughly in order of time.
 
 For each user, the closest two offlines of different sides are paired first, then the
 closest two of the rest, and so on, as long as they are within the tolerance. So the result
-does not depend on the order of arrival, or on which side was first. An offline between the
-closest two would be closer to one of them, so only neighbours in time are compared, and two
-neighbours can be paired as soon as neither is closer to its other neighbour.
+does not depend on which side was first. An offline between the closest two would be closer
+to one of them, so only neighbours in time are compared, and two neighbours can be paired as
+soon as neither is closer to its other neighbour.
 
-An offline is settled when no closer one can arrive any more: after twice the tolerance, as
-lines may be written late. An offline on one side alone counts only if the other side was
-watching for the whole tolerance before and after it.
+Offlines of a user that follow each other within the tolerance are paired together, when the
+tolerance has passed after the last of them. An offline on one side alone counts only if the
+other side was watching for the whole tolerance before and after it.
 """
 
-from bisect import bisect_right, insort
+from bisect import insort
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from liveness.core.records import LOGOUT, Record, Uid, identity
-
-# 0.8 GB, for a million users who go offline at once on both sides. Above this number the
-# oldest are settled early, and counted.
-MOST_PENDING: Final = 2_000_000
-# A user who goes offline again and again within the tolerance would never be settled. So
-# offlines older than this many tolerances are settled up to the widest gap.
-LONGEST_RUN: Final = 10
 
 BOTH: Final = "both"
 HERE: Final = "only here"
@@ -83,67 +75,41 @@ class Comparison:
     def __init__(self, within_ms: int, *, here: Span, there: Span) -> None:
         self._within_ms = within_ms
         self._here, self._there = here, there
-        # By the identity of a user: its offlines, in order of time.
-        self._waiting: dict[str, list[Offline]] = {}
-        # A heap of moments with their users. Some offlines are settled before their turn.
-        self._moments: list[tuple[int, str]] = []
-        self.pending = 0
+        # By the identity of a user: its last offlines, in order of time. The user whose
+        # offline came last is the last one.
+        self._waiting = OrderedDict[str, list[Offline]]()
         self.before = 0  # lines older than the start of this side
-        self.hurried = 0  # offlines settled early, because too many were waiting
 
-    def add(self, offline: Offline) -> None:
+    def add(self, offline: Offline) -> Iterator[Outcome]:
+        """Yields what is settled when this offline has come: nothing is closer to it."""
         if isinstance(offline, Line) and offline.at < self._here.begin:
             self.before += 1
             return
-        user = identity(offline.uid)
+        waiting, user = self._waiting, identity(offline.uid)
+        while waiting and self._is_over(next(iter(waiting.values())), offline.at):
+            yield from self._settled(waiting.popitem(last=False)[1])
         # Those of one moment are ordered by side and number, not by arrival.
         insort(
-            self._waiting.setdefault(user, []),
+            waiting.setdefault(user, []),
             offline,
             key=lambda each: (each.at, isinstance(each, Line), each[0]),
         )
-        heappush(self._moments, (offline.at, user))
-        self.pending += 1
+        waiting.move_to_end(user)
 
-    def settle(self, now: float) -> Iterator[Outcome]:
-        """Yields what is settled at *now* (Unix milliseconds), roughly in order of time."""
-        return self._settle(now - 2 * self._within_ms, now)
+    def finish(self) -> Iterator[Outcome]:
+        """Settles everything that is waiting."""
+        for run in self._waiting.values():
+            yield from self._settled(run)
+        self._waiting.clear()
 
-    def finish(self, now: float) -> Iterator[Outcome]:
-        """Settles everything that is waiting; neither side reports anything after *now*."""
-        return self._settle(inf, now)
+    def _is_over(self, run: list[Offline], at: int) -> bool:
+        return at - run[-1].at > self._within_ms
 
-    # --- internals ------------------------------------------------------------
+    def _settled(self, run: list[Offline]) -> Iterator[Outcome]:
+        for offlines in paired(run, self._within_ms):
+            yield self._outcome(offlines)
 
-    def _settle(self, upto: float, now: float) -> Iterator[Outcome]:
-        moments = self._moments
-        while moments and (moments[0][0] < upto or self.pending > MOST_PENDING):
-            at, user = heappop(moments)
-            waiting = self._waiting.get(user, [])
-            if at < upto:
-                count = self._settled(waiting, at)
-            else:
-                count = len(waiting)
-                self.hurried += count
-            for offlines in paired(waiting[:count], self._within_ms):
-                yield self._outcome(offlines, now)
-            self.pending -= count
-            del waiting[:count]
-            if not waiting:
-                self._waiting.pop(user, None)
-
-    def _settled(self, waiting: list[Offline], at: int) -> int:
-        """How many of a user's offlines are settled once all up to *at* have arrived."""
-        count = bisect_right(waiting, at, key=lambda offline: offline.at)
-        if count == len(waiting) or waiting[count].at - at > self._within_ms:
-            return count
-        if not count or at - waiting[0].at <= LONGEST_RUN * self._within_ms:
-            return 0  # the next offline may make a pair with one of these
-        return max(
-            range(1, count + 1), key=lambda n: (waiting[n].at - waiting[n - 1].at, n)
-        )
-
-    def _outcome(self, offlines: Iterable[Offline], now: float) -> Outcome:
+    def _outcome(self, offlines: Iterable[Offline]) -> Outcome:
         here = next((each for each in offlines if isinstance(each, Record)), None)
         there = next((each for each in offlines if isinstance(each, Line)), None)
         if here is not None and there is not None:
@@ -152,7 +118,7 @@ class Comparison:
             return Outcome(LOGGED_OUT, here, there)
         verdict, other = (THERE, self._here) if here is None else (HERE, self._there)
         begin = other.begin + self._within_ms
-        end = min(other.end, now) - self._within_ms
+        end = other.end - self._within_ms
         is_judged = all(begin <= offline.at <= end for offline in offlines)
         return Outcome(verdict if is_judged else NOT_JUDGED, here, there)
 

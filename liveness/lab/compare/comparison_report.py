@@ -10,9 +10,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from liveness.console.record_lines import ascii_json, text_line
-from liveness.console.terminal import report_line
 from liveness.core.records import LOGOUT, OFFLINE_REASONS, Uid
-from liveness.errors import LivenessError
 from liveness.lab.compare.causes import CAUSES, NO_CAUSE, Cause, Evidence, cause_of
 from liveness.lab.compare.comparison import (
     BOTH,
@@ -40,10 +38,6 @@ class ComparisonOptions(NamedTuple):
     within_s: float  # the tolerance
     shows_all: bool  # print pairs, too
     as_json: bool  # print objects in place of text
-
-    @property
-    def within_ms(self) -> int:
-        return round(self.within_s * 1000)
 
 
 class ComparisonReport:
@@ -76,7 +70,8 @@ class ComparisonReport:
             cause = NO_CAUSE
             if verdict == THERE and there is not None:
                 if self._lookups_left:
-                    cause = self._cause(there.at, there.uid)
+                    self._lookups_left -= 1
+                    cause = cause_of(there.at, self._lookup(there.uid))
                 self._causes[cause.kind] += 1
             elif here is not None and verdict in self._reasons:
                 self._reasons[verdict][here.reason] += 1
@@ -86,15 +81,6 @@ class ComparisonReport:
                 form = _as_json if self._options.as_json else _as_text
                 sys.stdout.write(f"{form(outcome, cause)}\n")
         sys.stdout.flush()
-
-    def _cause(self, at: int, uid: Uid) -> Cause:
-        self._lookups_left -= 1
-        try:
-            return cause_of(at, self._lookup(uid))
-        except LivenessError as error:
-            self._lookups_left = 0
-            report_line(f"no more users are looked up: {error}")
-            return NO_CAUSE
 
     def end(self) -> int:
         totals = self._totals()
@@ -129,7 +115,6 @@ class ComparisonReport:
             "lines": self._reader.lines,
             "bad_lines": self._reader.bad,
             "lines_before": self._comparison.before,
-            "hurried": self._comparison.hurried,
         }
 
     def _later_s(self) -> dict[str, float] | None:
@@ -157,7 +142,6 @@ def _rows(totals: Mapping[str, Any]) -> Iterator[str]:
     yield _row("not judged", totals["not_judged"], near)
     yield _row("logouts here", totals["logouts_here"], "not reported there")
     special = {"bad": totals["bad_lines"], "before": totals["lines_before"]}
-    special["hurried"] = totals["hurried"]
     yield _row("lines", totals["lines"], special)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 from typing import Any, Final
 
 import pytest
@@ -17,10 +16,9 @@ from liveness.cli import compare as command
 from liveness.cli.main import main
 from liveness.core.records import Logged, OnlineRow, Record, Uid
 from liveness.core.wheel.restart import no_clocks
-from liveness.lab.compare import comparison as compare
 from liveness.lab.compare import comparison_report
 from liveness.lab.compare.causes import Evidence, cause_of
-from liveness.lab.compare.comparison import LONGEST_RUN, Comparison, Line, Outcome, Span
+from liveness.lab.compare.comparison import Comparison, Line, Outcome, Span
 from liveness.lab.compare.comparison_report import ComparisonOptions, ComparisonReport
 from liveness.lab.compare.offline_lines import LineReader
 from liveness.service.storage import clocks_file
@@ -30,7 +28,6 @@ from tests.helpers.strategies import BOUNDED
 
 WITHIN = 10
 ALWAYS = Span()
-LONG_AFTER = 10**9
 
 
 def record(seq: int, at: int, uid: Uid = "ada", **more: Any) -> Record:
@@ -42,13 +39,15 @@ def line(number: int, at: int, uid: Uid = "ada") -> Line:
     return Line(number, at, uid)
 
 
-def comparison(
+def settled(
     *offlines: Record | Line, here: Span = ALWAYS, there: Span = ALWAYS
-) -> Comparison:
+) -> list[Outcome]:
+    """The outcomes of all these offlines, as they come."""
     made = Comparison(WITHIN, here=here, there=there)
-    for offline in offlines:
-        made.add(offline)
-    return made
+    return [
+        *itertools.chain.from_iterable(map(made.add, offlines)),
+        *made.finish(),
+    ]
 
 
 def verdicts(settled: Iterable[Outcome]) -> list[str]:
@@ -80,111 +79,66 @@ def model(offlines: Sequence[Record | Line]) -> Pairs:
     return found | {frozenset({alone, None}) for alone in left}
 
 
-moments = st.integers(0, LONGEST_RUN * WITHIN)
+moments = st.integers(0, 10 * WITHIN)
 sides = st.lists(
-    st.tuples(
-        st.sampled_from(["ada", 7, "7"]), st.booleans(), moments, st.integers(0, WITHIN)
-    ),
-    max_size=30,
+    st.tuples(st.sampled_from(["ada", 7, "7"]), st.booleans(), moments), max_size=30
 )
 
 
 @BOUNDED
-@example(
-    [("ada", False, 0, 0), ("ada", True, WITHIN - 2, 0), ("ada", False, WITHIN, 0)],
-    Random(0),
-)
-@given(sides, st.randoms(use_true_random=False))
+@example([("ada", False, 0), ("ada", True, WITHIN - 2), ("ada", False, WITHIN)])
+@given(sides)
 def test_the_closest_belong_together_in_whatever_order_they_come(
-    drawn: list[tuple[Uid, bool, int, int]], random: Any
+    drawn: list[tuple[Uid, bool, int]],
 ) -> None:
     offlines = [
-        (line(n, at, uid) if is_there else record(n, at, uid), at + late)
-        for n, (uid, is_there, at, late) in enumerate(drawn)
+        line(n, at, uid) if is_there else record(n, at, uid)
+        for n, (uid, is_there, at) in enumerate(drawn)
     ]
     expected = Pairs()
     for name in ("ada", "7"):
-        expected |= model([each for each, _ in offlines if str(each.uid) == name])
-    # In any order at the end; and each as it comes, at most the tolerance late.
-    at_once = comparison(*(each for each, _ in random.sample(offlines, len(offlines))))
-    assert pairs(at_once.finish(LONG_AFTER)) == expected
-    coming, settled = comparison(), list[Outcome]()
-    for each, now in sorted(offlines, key=lambda it: it[1]):
-        settled += coming.settle(now)
-        coming.add(each)
-    settled += coming.settle(LONG_AFTER)
-    assert pairs(settled) == expected
-    assert len(settled) == len(expected)
-    assert (coming.pending, coming.hurried) == (0, 0)
-    assert list(coming.finish(LONG_AFTER)) == []
+        expected |= model([each for each in offlines if str(each.uid) == name])
+    found = settled(*sorted(offlines, key=lambda each: each.at))
+    assert pairs(found) == expected
+    assert len(found) == len(expected)
 
 
 def test_an_offline_is_settled_when_nothing_closer_can_come_any_more() -> None:
-    of = comparison(record(1, 100))
-    assert list(of.settle(120)) == []
-    assert list(of.settle(121)) == [Outcome("only here", record(1, 100), None)]
-    of.add(line(1, 200))
-    of.add(record(2, 190))
-    assert list(of.settle(220)) == []
-    (both,) = of.settle(221)
-    assert (both.verdict, both.later_ms) == ("both", 10)
+    of = Comparison(WITHIN, here=ALWAYS, there=ALWAYS)
+    assert list(of.add(record(1, 100))) == []
+    assert list(of.add(record(2, 110, "bob"))) == []
+    assert list(of.add(line(1, 111, "bob"))) == [
+        Outcome("only here", record(1, 100), None)
+    ]
+    (both,) = of.finish()
+    assert (both.verdict, both.later_ms) == ("both", 1)
+    assert list(of.finish()) == []
 
 
 def test_alone_counts_only_where_the_other_side_could_have_reported_it() -> None:
     edges = {9: False, 10: True, 90: True, 91: False}
     lines = [line(at, at, at) for at in edges]
     records = [record(at, at, at) for at in edges]
-    for of, verdict, end in (
-        (comparison(*records, there=Span(0, 100)), "only here", LONG_AFTER),
-        (comparison(*lines, here=Span(0, 100)), "only there", LONG_AFTER),
-        # The comparison ends, too.
-        (comparison(*lines, here=Span(0)), "only there", 100),
+    for found, verdict in (
+        (settled(*records, there=Span(0, 100)), "only here"),
+        (settled(*lines, here=Span(0, 100)), "only there"),
     ):
         expected = [
             verdict if is_judged else "not judged" for is_judged in edges.values()
         ]
-        assert verdicts(of.finish(end)) == expected
+        assert verdicts(found) == expected
 
 
 def test_a_logout_belongs_to_a_line_and_is_not_missing_without_one() -> None:
     ada, bob = record(1, 100, reason="logout"), record(2, 100, "bob", reason="logout")
-    of = comparison(ada, line(1, 101), bob)
-    assert sorted(verdicts(of.settle(LONG_AFTER))) == ["both", "logout"]
+    assert sorted(verdicts(settled(ada, line(1, 101), bob))) == ["both", "logout"]
 
 
 def test_lines_from_before_the_log_are_counted() -> None:
-    of = comparison(line(1, 999), record(1, 1_050), here=Span(1_000))
-    assert (of.before, of.pending) == (1, 1)
-    assert verdicts(of.settle(1_071)) == ["only here"]
-
-
-def test_who_goes_offline_again_and_again_is_settled_meanwhile() -> None:
-    of, settled = comparison(), list[Outcome]()
-    for at in range(0, 10_000, WITHIN // 2):
-        of.add(record(at, at))
-        of.add(line(at, at + 1))
-        settled += of.settle(at)
-        assert of.pending <= 2 * (LONGEST_RUN + 6) * 2
-    settled += of.settle(LONG_AFTER)
-    assert {outcome.later_ms for outcome in settled} == {1}
-    assert len(settled) == 2_000
-
-
-def test_a_line_of_a_wrong_clock_holds_up_nobody() -> None:
-    of = comparison(line(1, LONG_AFTER), record(1, 100), line(2, 103))
-    assert [outcome.later_ms for outcome in of.settle(200)] == [3]
-    assert of.pending == 1
-
-
-def test_more_than_may_wait_are_settled_before_their_time_the_oldest_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compare, "MOST_PENDING", 10)
-    of = comparison(*(record(n, 100 + n, n) for n in range(15)))
-    settled = list(of.settle(115))
-    assert [outcome.here and outcome.here.seq for outcome in settled] == [0, 1, 2, 3, 4]
-    assert (of.pending, of.hurried) == (10, 5)
-    assert {*verdicts(settled)} == {"only here"}
+    of = Comparison(WITHIN, here=Span(1_000), there=ALWAYS)
+    assert list(of.add(line(1, 999))) == list(of.add(record(1, 1_050))) == []
+    assert of.before == 1
+    assert verdicts(of.finish()) == ["only here"]
 
 
 # --- why only there -------------------------------------------------------------------
@@ -196,17 +150,14 @@ END = record(5, 9_000, seen=8_000)
 @pytest.mark.parametrize(
     ("at", "known", "kind", "text"),
     [
-        (5_000, Evidence(True, 7_500, [LOGIN], True), "alive", "online here: heard 2.500 s after that"),
-        (5_000, Evidence(True, 4_000, [LOGIN], True), "online", "online here: last heard 1.000 s before that"),
-        (5_000, Evidence(True, None, [LOGIN], True), "online", "online here"),
-        (5_000, Evidence(True, 7_500, [], True), "alive", "online here: heard 2.500 s after that"),
-        (5_000, Evidence(False, None, [END, LOGIN], True), "alive", "online here, offline here 4.000 s after that (silence): heard 3.000 s after that"),
-        (8_500, Evidence(False, None, [END], True), "online", "online here, offline here 0.500 s after that (silence): last heard 0.500 s before that"),
-        (8_500, Evidence(True, 1, [record(6, 9_000, kind="moved", reason="login"), LOGIN], True), "alive", "online here: heard 0.500 s after that"),
-        (9_500, Evidence(False, None, [END, LOGIN], True), "already", "offline here already, 0.500 s before that (silence)"),
-        (9_500, Evidence(True, 9_900, [record(7, 9_600, kind="online", reason="login"), END, LOGIN], True), "already", "offline here already, 0.500 s before that (silence)"),
-        (500, Evidence(True, 900, [LOGIN], True), "unknown", "not known here before that"),
-        (500, Evidence(False, None, [], False), "unknown", "not known here before that, as far back as was searched"),
+        (5_000, Evidence(True, [LOGIN], True), "online", "online here"),
+        (5_000, Evidence(False, [END, LOGIN], True), "alive", "online here, offline here 4.000 s after that (silence): heard 3.000 s after that"),
+        (8_500, Evidence(False, [END], True), "online", "online here, offline here 0.500 s after that (silence): last heard 0.500 s before that"),
+        (8_500, Evidence(True, [record(6, 9_000, kind="moved", reason="login"), LOGIN], True), "alive", "online here: heard 0.500 s after that"),
+        (9_500, Evidence(False, [END, LOGIN], True), "already", "offline here already, 0.500 s before that (silence)"),
+        (9_500, Evidence(True, [record(7, 9_600, kind="online", reason="login"), END, LOGIN], True), "already", "offline here already, 0.500 s before that (silence)"),
+        (500, Evidence(True, [LOGIN], True), "unknown", "not known here before that"),
+        (500, Evidence(False, [], False), "unknown", "not known here before that, as far back as was searched"),
     ],
 )  # fmt: skip
 def test_the_cause_of_an_offline_that_only_they_reported(
@@ -221,11 +172,12 @@ def test_the_cause_of_an_offline_that_only_they_reported(
 def test_the_account_adds_up_what_was_settled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    online = Evidence(True, 7_500, [LOGIN], True)
+    known = Evidence(False, [END, LOGIN], True)
 
     def account(*outcomes: Outcome) -> tuple[int, Any]:
         options, reader = ComparisonOptions(60, False, True), LineReader(print)
-        report = ComparisonReport(comparison(), reader, options, lambda _: online)
+        nothing = Comparison(WITHIN, here=ALWAYS, there=ALWAYS)
+        report = ComparisonReport(nothing, reader, options, lambda _: known)
         report.write(outcomes)
         return report.end(), json.loads(capsys.readouterr().out.split("\n")[-2])[
             "account"
