@@ -1,8 +1,8 @@
 """`liveness conformance`: whether a gateway keeps the rules of the protocol."""
 
 import re
-import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -12,6 +12,7 @@ from cyclopts import Parameter, Token
 from liveness.cli.options import Json, as_written, declared, file_at, name_of
 from liveness.console.gateway_program import gateway_words
 from liveness.console.terminal import report_line
+from liveness.lab.common.signals import until_signal
 from liveness.lab.conformance.conformance_report import json_report, text_report
 from liveness.lab.conformance.conformance_run import RunOptions, run
 from liveness.lab.conformance.rules import RULES, RunResult
@@ -87,27 +88,7 @@ def conformance(
         users=users,
         rules=rule,
     )
-    result: RunResult | None = trio.run(_until_signal, options)
-    if result is None:
-        report_line("ended by SIGTERM")
-        return 1
+    result: RunResult = trio.run(until_signal, partial(run, options))
     for line in [json_report(result)] if json else text_report(result):
         print(line)
     return 0 if result.is_kept else 1
-
-
-async def _until_signal(options: RunOptions) -> RunResult | None:
-    """Play to the end, or until SIGTERM: then the gateway is ended too."""
-    result = None
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-
-            async def play() -> None:
-                nonlocal result
-                result = await run(options)
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(play)
-            await anext(signals)
-            nursery.cancel_scope.cancel()
-    return result

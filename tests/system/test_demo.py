@@ -400,19 +400,6 @@ def test_a_fault_of_ours_gives_the_terminal_back() -> None:
         assert tty.is_as_it_was
 
 
-def test_while_the_demo_is_suspended_the_terminal_is_the_shells() -> None:
-    with picture() as tty:
-        tty.type("\x1a")
-        tty.until("stopped")
-        assert GIVEN_BACK in tty.out
-        assert tty.is_as_it_was
-        os.kill(tty.pid, signal.SIGCONT)
-        tty.until("faults: early 0")
-        assert not tty.is_as_it_was
-        tty.type("q")
-        tty.until("ended 0")
-
-
 def test_a_terminal_that_takes_nothing_holds_up_nobody() -> None:
     with picture(SECONDS) as tty:
         eventually(lambda: not children(tty.pid))

@@ -41,11 +41,18 @@ class Terminal:
         self._writing = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._take()
+        self._original = termios.tcgetattr(self._keys)
+        tty.setcbreak(self._keys, termios.TCSANOW)
+        mode = termios.tcgetattr(self._keys)
+        mode[6][termios.VSUSP] = b"\0"  # no Ctrl-Z: a shell would get this screen
+        termios.tcsetattr(self._keys, termios.TCSANOW, mode)
+        self._write(TAKEN)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_back()
+        with suppress(termios.error, OSError):  # the terminal is gone
+            termios.tcsetattr(self._keys, termios.TCSANOW, self._original)
+            self._write(GIVEN_BACK)
 
     @property
     def size(self) -> os.terminal_size:
@@ -81,22 +88,6 @@ class Terminal:
                 return
             for key in keys.decode("ascii", "ignore"):
                 press(key)
-
-    def pause(self, stop: Callable[[], None]) -> None:
-        """Gives the terminal back while *stop* has stopped this process."""
-        self._give_back()
-        stop()
-        self._take()
-
-    def _take(self) -> None:
-        self._original = termios.tcgetattr(self._keys)
-        tty.setcbreak(self._keys, termios.TCSANOW)
-        self._write(TAKEN)
-
-    def _give_back(self) -> None:
-        with suppress(termios.error, OSError):  # the terminal is gone
-            termios.tcsetattr(self._keys, termios.TCSANOW, self._original)
-            self._write(GIVEN_BACK)
 
     def _write(self, text: str) -> None:
         # Not through the stream: an abandoned write would never release its lock.

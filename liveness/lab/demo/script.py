@@ -1,17 +1,11 @@
 """The actions of the demo, and its scripts: `--script "5 silence, 10 stop 3"`."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from liveness.errors import LivenessError
-
-MOST_STEPS: Final = 100
 MOST_HOSTS: Final = 9  # each has a digit as its key
-
-
-class ScriptError(LivenessError):
-    """A script is invalid. Nothing was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +45,7 @@ def actions_of(hosts: int) -> dict[str, Action]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """An action, and when: seconds after the gateway opened."""
 
     at_s: float
@@ -66,46 +59,25 @@ def parsed_script(
     """The steps of *script*, ordered by time.
 
     Raises:
-        ScriptError: A step is invalid, or comes after the end of the demo.
+        ValueError: A step is invalid, or comes after the end of the demo.
     """
     if not script.strip():
         return []
-    steps = [_step(text.strip(), seconds, actions) for text in script.split(",")]
-    if len(steps) > MOST_STEPS:
-        raise ScriptError(f"--script has {len(steps)} steps; use {MOST_STEPS} or fewer")
-    return sorted(steps, key=lambda step: step.at_s)
+    return sorted(_step(text.strip(), seconds, actions) for text in script.split(","))
 
 
 def _step(text: str, seconds: float, actions: Mapping[str, Action]) -> Step:
-    words = text.split()
-    if len(words) not in (2, 3):
-        raise _error(text, "is not a step; write SECONDS ACTION, as in 5 silence")
-    at_s, name = _float(words[0]), words[1]
-    action = actions.get(name)
-    if action is None:
-        *some, last = actions
-        raise _error(text, f"has an unknown action; use {', '.join(some)} or {last}")
-    if at_s is None or not at_s >= 0:  # written so that NaN is refused
-        raise _error(text, "does not begin with a number of seconds")
-    if at_s >= seconds:
-        message = f"is after the end of the demo ({seconds:g} s)"
-        raise _error(text, f"{message}; make it earlier, or use a longer --seconds")
-    if len(words) == 2:
-        return Step(at_s, name, action.number)
-    if not action.most:
-        raise _error(text, f"has one word too many; {name} takes no number")
-    number = _float(words[2])
-    if number is None or not action.least <= number <= action.most:
-        raise _error(text, f"{name} takes {action.least:g} to {action.most:g}")
-    return Step(at_s, name, number)
-
-
-def _float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _error(text: str, problem: str) -> ScriptError:
-    return ScriptError(f"--script: {text!r} {problem}")
+    with suppress(ValueError, KeyError):
+        at, name, *number = text.split()
+        action = actions[name]
+        step = Step(float(at), name, float(number[0]) if number else action.number)
+        is_number = len(number) < 2 and action.least <= step.number <= action.most
+        if is_number and 0 <= step.at_s < seconds:
+            return step
+    known = ", ".join(
+        f"{name} [{action.least:g} to {action.most:g}]" if action.most else name
+        for name, action in actions.items()
+    )
+    raise ValueError(
+        f"--script: {text!r} is no step; write SECONDS below {seconds:g}, and one of {known}"
+    )
