@@ -20,7 +20,7 @@ LONGEST_PING_S: Final = 5.0  # no run waits longer
 ACK_BEFORE_S: Final = 0.15
 
 
-@situation(1, 30, 31, users=False)
+@situation(1, 30, 31)
 async def the_first_hello(stage: Stage) -> None:
     """Its statements about its clock, and about its own silence."""
     stage.since = 0

@@ -151,11 +151,10 @@ class FrameRules:
         if self._has_said_hello:
             if is_fresh:
                 self._fail(26, "fresh: true at a reconnect", "no fresh at a reconnect")
-        elif self.process:
-            if not is_fresh:
-                self._fail(26, "no fresh: true after a start", "fresh: true")
-            else:
-                self._findings.passed.add(26)
+        elif not is_fresh:
+            self._fail(26, "no fresh: true after a start", "fresh: true")
+        else:
+            self._findings.passed.add(26)
         self._has_said_hello = True
         after, newest = seen.options.get("after"), self.newest_sent
         is_of_log = seen.options.get("log", 0) == self._log

@@ -41,18 +41,18 @@ MOST_ERRORS: Final = 9
 PASSIVE_S: Final = 3.0  # a gateway that reconnects after `replaced` does so by then
 
 
-async def witness(stage: Stage) -> TcpUser | None:
-    """A user who stays connected, from the mark on; None if no users can connect."""
-    user = None if stage.address is None else await stage.enter("stays")
+async def witness(stage: Stage) -> TcpUser:
+    """A user who stays connected, from the mark on."""
+    user = await stage.enter("stays")
     stage.mark()
     return user
 
 
-async def still_served(stage: Stage, user: TcpUser | None, while_: str) -> None:
+async def still_served(stage: Stage, user: TcpUser, while_: str) -> None:
     """Check that the gateway runs, and that a user stays connected and is answered."""
     if stage.has_ended:
         stage.check(24, False, f"it ended {while_}", "it serves on")
-    elif user is not None:
+    else:
         await stage.check_served(24, user, f"a user was not served {while_}")
 
 
@@ -112,7 +112,7 @@ async def _pauses(
     return pauses
 
 
-@situation(20, users=False)
+@situation(20)
 async def the_link_breaks_again_and_again(stage: Stage) -> None:
     """The pauses differ, so that a thousand gateways do not all come back at once."""
     pauses = await _pauses(
@@ -133,7 +133,7 @@ def _are_random(pauses: list[float]) -> bool:
     return count >= LEAST_SPREADS
 
 
-@situation(20, users=False)
+@situation(20)
 async def each_link_is_overloaded(stage: Stage) -> None:
     """It is welcomed, and ends by a fatal error, again and again."""
     pauses = await _pauses(
@@ -205,7 +205,7 @@ async def users_reconnect_without_a_link_in_several_batches(stage: Stage) -> Non
     await stage.start_sidecar()
 
 
-@situation(21, 24, users=False)
+@situation(21, 24)
 async def the_sidecar_says_bye(stage: Stage) -> None:
     """It is back at once."""
     user = await witness(stage)
@@ -220,7 +220,7 @@ async def the_sidecar_says_bye(stage: Stage) -> None:
     await still_served(stage, user, "after bye")
 
 
-@situation(7, 20, 24, users=False)
+@situation(7, 20, 24)
 async def fatal_errors_that_pass(stage: Stage) -> None:
     """A code that is unknown; then `overloaded`, for a while."""
     user = await witness(stage)
@@ -242,7 +242,7 @@ async def _check_few_links(stage: Stage, rule: int, seconds: float, code: str) -
     stage.check(rule, links <= MOST_LINKS, text, "pauses that grow")
 
 
-@situation(22, 24, users=False)
+@situation(22, 24)
 async def the_hello_is_refused(stage: Stage) -> None:
     """The codes are those of faults that only an operator can correct."""
     user = await witness(stage)
@@ -314,7 +314,7 @@ async def _fill(stage: Stage) -> None:
 # --- played last: they leave no link, or another process ------------------------------
 
 
-@situation(23, 24, users=False)
+@situation(23, 24)
 async def another_process_takes_the_name(stage: Stage) -> None:
     """The link ends as `replaced`, and the gateway must not reconnect."""
     user = await witness(stage)

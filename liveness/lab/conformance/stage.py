@@ -48,8 +48,8 @@ class Stage:
     tape: Tape
     findings: Findings
     frame_rules: FrameRules
-    process: Program | None
-    address: tuple[str, int] | None  # where users connect
+    process: Program
+    address: tuple[str, int]  # where users connect
     nursery: trio.Nursery
     users: list[TcpUser] = field(default_factory=list)
     since: int = 0  # the last mark; a situation begins with one
@@ -113,11 +113,10 @@ class Stage:
 
     @property
     def has_ended(self) -> bool:
-        return self.process is not None and self.process.code is not None
+        return self.process.code is not None
 
     def how_it_runs(self) -> str:
         """Whether the gateway's process runs, and the end of its output, on one line."""
-        assert self.process is not None
         lines = self.process.last_lines().splitlines()
         output = " | ".join(line.strip() for line in lines) or "none"
         code = self.process.code
@@ -143,14 +142,11 @@ class Stage:
             self.check(24, False, seen, "it serves on")
             self.start_process()
         if not await self.linked():
-            self.need(self.process, "the gateway has no link")
             self.start_process()
             await self.need_link(START_S)
 
     def start_process(self) -> None:
         """Kill the gateway if it runs, and start it."""
-        assert self.process is not None
-        self.process.kill()
         self.frame_rules.new_process()
         self.process.launch()
 
@@ -243,7 +239,6 @@ class Stage:
     # --- users ------------------------------------------------------------------------
 
     async def joins(self, name: str) -> TcpUser:
-        assert self.address is not None
         stream = None
         with trio.move_on_after(START_S):
             while stream is None:
@@ -264,8 +259,7 @@ class Stage:
         await user.connection.send({"login": uid})
         joined = await self.until(lambda: user.has_joined or not user.is_open)
         why = f'the gateway did not let {name} in: awaited {{"joined": "{uid}"}}, read '
-        why += user.heard or "nothing"
-        why += f"; it {self.how_it_runs()}" if self.process else ""
+        why += f"{user.heard or 'nothing'}; it {self.how_it_runs()}"
         self.need(joined and user.has_joined, why)
         return user
 
@@ -389,17 +383,14 @@ class Situation(NamedTuple):
     name: str
     play: Play
     rules: tuple[int, ...]
-    needs_users: bool
     starts_process: bool
 
 
-def situation(
-    *rules: int, users: bool = True, process: bool = False
-) -> Callable[[Play], Situation]:
+def situation(*rules: int, process: bool = False) -> Callable[[Play], Situation]:
     """Decorate a function: make it the situation of its name, which checks these rules."""
 
     def made(play: Play) -> Situation:
         name = getattr(play, "__name__", "").replace("_", " ")
-        return Situation(name, play, rules, users, process)
+        return Situation(name, play, rules, process)
 
     return made

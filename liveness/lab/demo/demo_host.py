@@ -21,9 +21,9 @@ from liveness.cluster.events import ClusterEvent, Listed
 from liveness.cluster.format import ClusterRecord
 from liveness.config.cluster import ClusterSettings
 from liveness.config.sources import load
-from liveness.console.gateway_program import filled
 from liveness.core.records import ONLINE, identity
 from liveness.lab.common.cluster_judge import ClusterJudge
+from liveness.lab.common.gateway_program import filled
 from liveness.lab.common.host_judge import HostJudge
 from liveness.lab.common.processes import (
     HOST,

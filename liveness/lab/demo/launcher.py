@@ -9,9 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from liveness.console.gateway_program import gateway_words
 from liveness.console.terminal import report_line
 from liveness.errors import StartError
+from liveness.lab.common.gateway_program import gateway_words
 from liveness.lab.common.processes import (
     ProgramError,
     first_error,

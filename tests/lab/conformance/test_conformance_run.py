@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from liveness.lab.conformance.conformance_run import SITUATIONS, RunOptions, run
+from liveness.lab.conformance.conformance_run import SITUATIONS, run
 from liveness.lab.conformance.rules import (
     ADVISED,
     ADVISED_RULES,
@@ -23,14 +23,8 @@ OPTIONS: Final = "--sidecar {socket} --name {name} --port {port}"
 
 
 async def played(module: str, *rules: int) -> RunResult:
-    options = RunOptions(
-        name="gw-1",
-        listen=None,
-        words=(sys.executable, "-m", *f"{module} {OPTIONS}".split()),
-        users=None,
-        rules=rules,
-    )
-    return await run(options)
+    words = (sys.executable, "-m", *f"{module} {OPTIONS}".split())
+    return await run(words, rules=rules)
 
 
 def test_the_table_of_rules_is_that_of_the_protocol() -> None:

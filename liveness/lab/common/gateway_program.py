@@ -21,44 +21,24 @@ PLACEHOLDERS: Final = ("socket", "name", "port", "most")
 PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
 
 
-# What the placeholders that every program needs stand for.
-MEANINGS: Final = {
-    "socket": "the path of the sidecar's socket",
-    "port": "the port for its users",
-}
-
-
-def gateway_words(
-    command: str, required: Sequence[str] = ("socket", "port")
-) -> list[str]:
+def gateway_words(command: str) -> list[str]:
     """Split a command as a shell would; its program becomes an absolute path.
 
-    Args:
-        command: As typed in a shell.
-        required: The placeholders that it must contain.
     Raises:
-        ConfigError: It is no command, a placeholder is unknown or missing, or there is
-            no such program.
+        ConfigError: It is no command, or has an unknown placeholder or no {port}, or there
+            is no such program.
     """
+    found = PLACEHOLDER.findall(command)
+    if "port" not in found or not {*found} <= {*PLACEHOLDERS}:
+        known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+        raise ConfigError(
+            f"the gateway's command {command!r:.200} needs {{port}} where your program takes "
+            f"the port for its users, and may have no others than {known}"
+        )
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise ConfigError(f"the gateway's command {command!r:.200}: {error}") from None
-    if not words:
-        raise ConfigError("the gateway's command is empty; name a program to run")
-    found = PLACEHOLDER.findall(command)
-    for name in found:
-        if name not in PLACEHOLDERS:
-            known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
-            raise ConfigError(
-                f"the gateway's command has {{{name}}}, which is none of {known}"
-            )
-    for name in required:
-        if name not in found:
-            raise ConfigError(
-                f"the gateway's command lacks {{{name}}}: write it where your program "
-                f"takes {MEANINGS[name]}"
-            )
     program = shutil.which(words[0])
     if program is None:
         raise ConfigError(
@@ -69,8 +49,6 @@ def gateway_words(
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
     """The words with a value in the place of each placeholder."""
-
-    def value(found: re.Match[str]) -> str:
-        return str(values.get(found[1], found[0]))
-
-    return [PLACEHOLDER.sub(value, word) for word in words]
+    return [
+        PLACEHOLDER.sub(lambda found: str(values[found[1]]), word) for word in words
+    ]
