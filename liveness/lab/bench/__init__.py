@@ -29,8 +29,6 @@ SIZES: Final = (10_000, 100_000, 1_000_000, 4_000_000, 10_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The parameters of a run."""
-
     users: int = 100_000
     rate: int = 3_000  # frames a second in `steady`
     # Seconds in `steady` in which all users send, and then in which users fall silent. No

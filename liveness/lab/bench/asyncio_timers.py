@@ -16,8 +16,6 @@ import msgpack
 
 
 class TimerServer(asyncio.Protocol):
-    """All online users with their timers, and the link of their one gateway."""
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}

@@ -131,13 +131,11 @@ class LoadHost:
     def rounds(
         self, parts: Sequence[Sequence[bytes]], size: int
     ) -> Iterator[list[bytes]]:
-        """Rounds of calls for all users, *size* in each; a round has one per partition."""
         for at in range(0, max(map(len, parts)), size):
             cuts = [(n, part[at : at + size]) for n, part in enumerate(parts)]
             yield [self.call(number, fields) for number, fields in cuts if fields]
 
     def make(self, calls: Sequence[bytes], expected: bytes = b"ok") -> None:
-        """Make calls, all at once like those of a host's partitions."""
         self._link.send(b"".join(calls))
         for _ in calls:
             if (answer := self._link.reply())[0] != expected:
@@ -154,7 +152,6 @@ def _call(function: str, partition: int, *words: str | int | bytes) -> bytes:
 
 
 def _spread(kind: str, numbers: Iterable[int]) -> list[list[bytes]]:
-    """Users of 16 bytes, by partition."""
     parts: list[list[bytes]] = [[] for _ in KEYS]
     for number in numbers:
         field = field_of(f"{kind}-{number:011}")

@@ -14,7 +14,6 @@ from liveness.config.compiled import WHEEL
 
 
 def product() -> dict[str, str | None]:
-    """The product's release, and its commit if it runs from a clone."""
     root = Path(__file__).parents[3]
     describe = ("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
     is_clone = (root / ".git").exists()
@@ -54,7 +53,6 @@ def as_line(machine: dict[str, Any]) -> str:
 
 
 def _first(path: str, name: str) -> str:
-    """The first value of this name in a /proc file."""
     found = re.search(
         rf"^{name}\s*: *(.*)$", Path(path).read_text(encoding="utf-8"), re.M
     )

@@ -78,8 +78,6 @@ def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 
 class Receiver(NamedTuple):
-    """A running server that an outlet sends to."""
-
     table: str  # the outlet's settings
     settings: str
     received: Callable[[], int]  # records
@@ -156,7 +154,6 @@ def _topic(brokers: str) -> str:
 
 
 def _write_log(sidecar: SidecarProgram, count: int) -> int:
-    """Log users in and out, twice; return the number of records."""
     users = LoadUsers(count)
     logins, logouts = users.logins(range(count)), users.logouts(range(count))
     sidecar.start()

@@ -47,8 +47,6 @@ class Replacement(NamedTuple):
 
 
 class ReplacementLoad:
-    """A gateway with its users, and the records about them."""
-
     def __init__(self, options: BenchOptions) -> None:
         self.options = options
         self.stayers: dict[int, str] = {}  # uids by conn
@@ -193,12 +191,10 @@ async def _replaced(sidecar: SidecarProgram, number: signal.Signals) -> Replacem
 def _durations(
     load: ReplacementLoad, planned: Replacement, crash: Replacement
 ) -> Iterator[Figure]:
-    """How long both took, and how much later than usual silences were received."""
     timeout_s, ready_s = load.options.timeout_s, of_users(load.options, 1.0, 2.5)
     planned_s, crash_s = planned.ready - planned.asked, crash.ready - crash.asked
 
     def late_s(first: float, end: float, q: float) -> float:
-        """How late users were reported that were due from *first* to *end*."""
         return quantile([late for due, late in load.silences if first <= due < end], q)
 
     usual_s = late_s(0.0, planned.asked, 0.5)

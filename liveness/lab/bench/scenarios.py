@@ -173,7 +173,6 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
 def _send_timed(
     gateway: LoadGateway, frames: list[tuple[range, bytes]]
 ) -> list[tuple[range, Moment]]:
-    """Send frames, each of a range of users; return when each was sent."""
     sent = list[tuple[range, Moment]]()
     for part, frame in frames:
         sent.append((part, now()))

@@ -26,13 +26,6 @@ def watched(folder: Path | None, make: Callable[[Path], P]) -> Iterator[P]:
     """A program with its own files, not started yet.
 
     At the end it is killed and its files are removed.
-
-    Args:
-        folder: Where its own folder is made; None: the temporary folder.
-        make: Makes the program, from its folder.
-
-    Raises:
-        ProgramError: It ended by itself.
     """
     with (
         # Short: the path of a socket has room for 107 bytes.
@@ -104,5 +97,4 @@ class Window:
         return 100 * self.server_s / self.took_s
 
     def server_ns(self, count: int) -> float:
-        """The program's CPU time per event, of *count* events."""
         return self.server_s / count * 1e9

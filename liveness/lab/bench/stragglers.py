@@ -70,7 +70,6 @@ class Stragglers(LoadGateway):
         decided_ms: float = DECIDED_MS,
         delivered_ms: float | None = None,
     ) -> list[Figure]:
-        """The figures of `verdict`, whose floors are *decided_ms* and *delivered_ms*."""
         verdict = self.verdict(began)
         return [
             Figure(scenario, f"others {name}", value, unit, most)

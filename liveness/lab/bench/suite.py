@@ -58,17 +58,7 @@ class BenchError(LivenessError):
 
 
 def run(chosen: Iterable[str], options: BenchOptions, *, report: Path | None) -> int:
-    """Runs scenarios and prints their figures; the exit code says if a floor was missed.
-
-    Args:
-        chosen: The scenarios, in this order; repetitions are ignored.
-        options: The parameters.
-        report: The file for the report as JSON; None: no report.
-    Returns:
-        0 if all floors were met, 1 if one was missed, 2 if something is not installed.
-    Raises:
-        BenchError: A scenario failed, or the report cannot be written.
-    """
+    """Runs scenarios and prints their figures; the exit code says if a floor was missed."""
     names, left_out = list(dict.fromkeys(chosen)), list[str]()
     is_everything = names == [*SCENARIOS]
     for name in [*names]:
@@ -108,7 +98,6 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: Path | None) ->
 
 
 def _problem(name: str, options: BenchOptions) -> str:
-    """What a scenario needs and is not installed, and what to do; "" if all is there."""
     match name:
         case "cluster":
             return missing_program("redis-server") or missing_package(
@@ -123,11 +112,7 @@ def _problem(name: str, options: BenchOptions) -> str:
 
 
 def measured(names: Sequence[str], options: BenchOptions) -> list[Figure]:
-    """All figures; printed even if an error or a signal ends the run early.
-
-    Raises:
-        BenchError: A scenario failed.
-    """
+    """All figures; printed even if an error or a signal ends the run early."""
     figures: list[Figure] = []
     gc.disable()  # a collection would pause the load, and count as the server's lateness
     try:

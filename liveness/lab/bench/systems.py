@@ -67,23 +67,19 @@ class GatewaySystem:
         self.gateway.ping()
 
     def requests(self, numbers: Sequence[int], size: int) -> bytes:
-        """One activity of each user, *size* of them in a frame."""
         if size == 1:
             return b"".join(map(self.users.single, numbers))
         starts = range(0, len(numbers), size)
         return b"".join(self.users.batch(numbers[at : at + size]) for at in starts)
 
     def write(self, data: bytes) -> None:
-        """Write requests; return once all are applied."""
         self.gateway.send(data)
         self.gateway.ping()
 
     def fall_silent(self, number: int, timeout_s: int) -> None:
-        """Log a user in, with its own timeout, that then sends nothing more."""
         self.gateway.send(self.users.single(number, "login", timeout=timeout_s))
 
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
-        """Wait for silent users, until a monotonic moment; return all that are reported."""
         self.gateway.wait_for(count, until=until)
         return self.gateway.notices
 
@@ -106,22 +102,18 @@ class Setex:
             self.write(self.requests(part, BATCH) or self.requests(part, 1))
 
     def requests(self, numbers: Sequence[int], size: int) -> bytes:
-        """Like the sidecar's; nothing for a *size* above 1."""
         if size > 1:
             return b""  # no command sets several keys with an expiry
         return b"".join(self._activity([number], LONG_S) for number in numbers)
 
     def write(self, data: bytes) -> None:
-        """Write commands; return once they are answered."""
         self.link.send(data)
         self.link.skip(data.count(b"*"))  # each command has exactly one
 
     def fall_silent(self, number: int, timeout_s: int) -> None:
-        """Send a user's last activity."""
         self.write(self._activity([number], timeout_s))
 
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
-        """The keys that expire."""
         found = list[Notices]()
         while len(found) < count and (left_s := until - time.perf_counter()) > 0:
             try:
@@ -137,15 +129,11 @@ class Setex:
 
 
 class Zset(Setex):
-    """One sorted set of all users by their deadlines, and a sweeper."""
-
     def requests(self, numbers: Sequence[int], size: int) -> bytes:
-        """Like the sidecar's."""
         parts = [numbers[at : at + size] for at in range(0, len(numbers), size)]
         return b"".join(self._activity(part, LONG_S) for part in parts)
 
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
-        """The members that are due; they are removed from the set."""
         found, notices = 0, list[Notices]()
         while found < count and time.perf_counter() < until:
             due_s = f"{now().wall_ms / 1000:.6f}"
@@ -172,7 +160,6 @@ System: TypeAlias = GatewaySystem | Setex
 
 
 def _silent(names: Sequence[bytes]) -> Notices:
-    """Users that Redis reports now, as a gateway receives them."""
     mono, wall_ms = now()
     return Notices(
         mono,
@@ -200,7 +187,6 @@ def plan(options: BenchOptions) -> tuple[list[tuple[int, str]], list[str]]:
 
 
 def missing_system(options: BenchOptions) -> str:
-    """Which program is missing, and what to do; "" if none is."""
     for name in (SETEX, "zset"):
         if name not in options.without and (problem := missing_program(_program(name))):
             return f"{problem}, or leave it out with --without {name}"

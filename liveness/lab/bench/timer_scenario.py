@@ -89,7 +89,6 @@ def timers(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 
 def put_pending(path: Path, count: int) -> None:
-    """Put pending timers into the table of a sidecar that is stopped."""
     now_ms = time.time_ns() // 1_000_000
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("pragma synchronous = off")
@@ -149,7 +148,6 @@ def _fire(gateway: LoadGateway, options: BenchOptions, stage: Stage) -> list[Fig
 
 
 def _fired(gateway: LoadGateway, delays_s: Sequence[float], rate: float) -> Verdict:
-    """Create timers at a steady rate; judge when and how often they fired."""
     keys, before, first = _keys(len(delays_s)), gateway.count, len(gateway.notices)
     orders = zip(keys, delays_s, strict=True)
     frames = [packed("after", key, delay_s) for key, delay_s in orders]
@@ -174,7 +172,6 @@ def _keys(count: int) -> list[str]:
 def _create_and_cancel(
     sidecar: SidecarProgram, gateway: LoadGateway, options: BenchOptions, stage: Stage
 ) -> list[Figure]:
-    """As many timers are created as cancelled, while users send and fall silent."""
     keys = _keys(round(options.seconds * CREATED_PER_S) + AHEAD)
     creates = [
         packed("after", key, after_s, {"payload": PAYLOAD})

@@ -70,9 +70,6 @@ class TransitionLoad:
 
         *begun* is called before the clock starts. *finish* is called before it stops, and
         waits for the rest of the work of the transitions, such as their delivery.
-
-        Raises:
-            LoadError: An offline was false, early or missing.
         """
         with linked_sidecar(folder, timeout_s=LONG_S, settings=settings) as running:
             sidecar, gateway = running

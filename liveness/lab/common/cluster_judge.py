@@ -23,12 +23,7 @@ PUBLISH_S: Final = 1.0
 
 
 class ClusterJudge:
-    """Checks the records of the cluster against the judges of its hosts.
-
-    Args:
-        hosts: The judge of each host, by its name; all know the same users.
-        lease_s: The lease of the hosts.
-    """
+    """Checks the records of the cluster against the judges of its hosts."""
 
     def __init__(self, hosts: Mapping[str, HostJudge], *, lease_s: float) -> None:
         self.faults = Faults()
@@ -41,7 +36,6 @@ class ClusterJudge:
     # --- disruptions ----------------------------------------------------------------
 
     def redis_killed(self, at: float) -> None:
-        """Redis was killed, and lost all its data."""
         self._redis_away = (at, inf)
 
     def redis_up(self, at: float) -> None:

@@ -12,8 +12,6 @@ OURS: Final = "liveness"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number."""
-
     scenario: str
     name: str
     value: float  # NaN if it could not be measured

@@ -48,7 +48,6 @@ def gateway_words(command: str) -> list[str]:
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """The words with a value in the place of each placeholder."""
     return [
         PLACEHOLDER.sub(lambda found: str(values[found[1]]), word) for word in words
     ]

@@ -45,8 +45,6 @@ KINDS: Final = ("early", "missed", "false")
 
 @dataclass(slots=True)
 class UserState:
-    """What is known of one simulated user."""
-
     plan: str
     # The newest last. A record may arrive a little later than activities that follow it.
     wrote: deque[float] = field(default_factory=lambda: deque(maxlen=4))
@@ -93,13 +91,7 @@ class Faults:
 
 
 class HostJudge:
-    """Checks records against what users did.
-
-    Args:
-        plans: The plan of each user, by uid.
-        timeout_s: The silence after which a user is offline.
-        flush_s: For how long the gateway may collect activity before it sends it.
-    """
+    """Checks records against what users did."""
 
     def __init__(
         self, plans: Mapping[str, str], *, timeout_s: float, flush_s: float

@@ -90,7 +90,6 @@ class Judge:
             verdict.delivered_s.append(delivered_s)
 
     def verdict(self) -> Verdict:
-        """The verdict; users or timers not reported so far count as missing."""
         self._verdict.missing = len(self._expected)
         return self._verdict
 

@@ -12,8 +12,6 @@ MOST_LINE: Final = 65_536  # of a longer line only the end is kept
 
 
 class LineConnection:
-    """One connection; `open_connection` opens it."""
-
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._unread = b""
@@ -42,11 +40,7 @@ class LineConnection:
 
 @asynccontextmanager
 async def open_connection(host: str, port: int) -> AsyncIterator[LineConnection]:
-    """Connects; closes the connection at the end.
-
-    Raises:
-        OSError: Nobody accepts it.
-    """
+    """Connects; closes the connection at the end."""
     async with await trio.open_tcp_stream(host, port) as stream:
         yield LineConnection(stream)
 

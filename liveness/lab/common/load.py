@@ -98,7 +98,6 @@ def packed(*frame: object) -> bytes:
 
 
 def cut(part: range, size: int) -> list[range]:
-    """*part* in pieces of *size*; the last one may be smaller."""
     return [part[start : start + size] for start in range(0, len(part), size)]
 
 
@@ -115,7 +114,6 @@ def connected(path: Path) -> socket.socket:
 
 
 def shut_down(sock: socket.socket) -> None:
-    """End a link, also for the thread that reads it."""
     with suppress(OSError):  # the server has closed it already
         sock.shutdown(socket.SHUT_RDWR)
 

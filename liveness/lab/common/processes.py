@@ -115,11 +115,7 @@ class Program:
             )
 
     def start(self) -> float:
-        """Start it; the seconds until it was ready.
-
-        Raises:
-            ProgramError: It was not, or has ended.
-        """
+        """Start it; the seconds until it was ready."""
         began = time.perf_counter()
         self.launch()
         while not self.is_ready():
@@ -129,11 +125,7 @@ class Program:
         return time.perf_counter() - began
 
     async def until_ready(self) -> None:
-        """After `launch`: return when it is ready.
-
-        Raises:
-            ProgramError: It was not, or has ended.
-        """
+        """After `launch`: return when it is ready."""
         with trio.move_on_after(START_S):
             while True:
                 if self.is_ready():
@@ -177,11 +169,7 @@ class Program:
         return self._process.pid
 
     def stop(self) -> float:
-        """End it by SIGTERM; the seconds that took.
-
-        Raises:
-            ProgramError: It did not end, or not with exit code 0.
-        """
+        """End it by SIGTERM; the seconds that took."""
         assert self._process is not None
         began = time.perf_counter()
         self.signal(signal.SIGTERM)
@@ -237,7 +225,6 @@ class Program:
         return self._status_mb("VmRSS")
 
     def peak_memory_mb(self) -> float:
-        """Most resident memory since the start, or since `reset_peak`."""
         return self._status_mb("VmHWM")
 
     def reset_peak(self) -> None:
@@ -269,12 +256,10 @@ def free_port() -> int:
 
 
 def missing_program(name: str) -> str:
-    """What to do if a program is not installed; "" if it is."""
     return "" if shutil.which(name) else f"{name} is not installed: apt install {name}"
 
 
 def missing_package(name: str, extra: str) -> str:
-    """What to do if a package is not installed; "" if it is."""
     if importlib.util.find_spec(name):
         return ""
     return f"{name} is not installed: pip install 'liveness-sidecar[sidecar,{extra}]'"

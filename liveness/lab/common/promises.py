@@ -59,8 +59,6 @@ def was_read_last(record: Record) -> bool:
 
 
 class SessionLog:
-    """The users online by the records so far; every session ends once."""
-
     def __init__(self) -> None:
         self.open: dict[str, Record] = {}  # by uid, as text: the record that began it
 

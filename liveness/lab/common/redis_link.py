@@ -20,11 +20,7 @@ def command(*words: str | int | bytes) -> bytes:
 
 
 class RedisLink:
-    """One connection.
-
-    Raises:
-        LoadError: From each method that reads: Redis did not answer, or with an error.
-    """
+    """One connection."""
 
     def __init__(self, path: Path) -> None:
         self._sock = connected(path)

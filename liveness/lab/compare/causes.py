@@ -14,8 +14,6 @@ CAUSES: Final = (ALIVE, STILL_ONLINE, ALREADY, UNKNOWN, UNLOOKED)
 
 
 class Evidence(NamedTuple):
-    """What the sidecar knows of a user."""
-
     is_online: bool
     records: Sequence[Record]  # the user's newest, newest first
     is_complete: bool  # the search reached the beginning of the log

@@ -97,7 +97,6 @@ class Comparison:
         waiting.move_to_end(user)
 
     def finish(self) -> Iterator[Outcome]:
-        """Settles everything that is waiting."""
         for run in self._waiting.values():
             yield from self._settled(run)
         self._waiting.clear()

@@ -33,8 +33,6 @@ Lookup = Callable[[Uid], Evidence]
 
 
 class ComparisonOptions(NamedTuple):
-    """Options of `liveness compare`."""
-
     within_s: float  # the tolerance
     shows_all: bool  # print pairs, too
     as_json: bool  # print objects in place of text

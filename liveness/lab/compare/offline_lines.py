@@ -30,11 +30,7 @@ _AT: Final = (
 
 
 class LineReader:
-    """Reads the other detector's lines; counts the bad ones, and reports the first ten.
-
-    Args:
-        report_line: Called with a message about each bad line.
-    """
+    """Reads the other detector's lines; counts the bad ones, and reports the first ten."""
 
     def __init__(self, report_line: Callable[[str], object]) -> None:
         self.lines = 0

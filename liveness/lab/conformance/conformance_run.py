@@ -50,12 +50,7 @@ class NoRun(LivenessError):
 
 
 def run_command(command: str, *, name: str, rules: Collection[int]) -> RunResult:
-    """Like `run`, of a command as typed in a shell, until a signal.
-
-    Raises:
-        ConfigError: The command cannot be run.
-        Stopped: By a signal.
-    """
+    """Like `run`, of a command as typed in a shell, until a signal."""
     played = partial(run, gateway_words(command), name=name, rules=rules)
     result: RunResult = trio.run(until_signal, played)
     return result
@@ -64,15 +59,7 @@ def run_command(command: str, *, name: str, rules: Collection[int]) -> RunResult
 async def run(
     words: Sequence[str], *, name: str = "gw-1", rules: Collection[int] = ()
 ) -> RunResult:
-    """Play all situations for the requested rules; a terminal shows the progress.
-
-    Args:
-        words: The command of the gateway, with placeholders.
-        name: The gateway's.
-        rules: To report; empty: all.
-    Raises:
-        NoRun: No gateway has connected.
-    """
+    """Play all situations for the requested rules; a terminal shows the progress."""
     findings = Findings()
     frame_rules = FrameRules(findings, name)
     tape = Tape(frame_rules.look)

@@ -33,8 +33,6 @@ SAME_AGE_S: Final = 0.5
 
 @dataclass(slots=True)
 class ConnSeen:
-    """The gateway's reports about a conn."""
-
     user: str | None
     process: int
     began: float | None = None
@@ -44,12 +42,7 @@ class ConnSeen:
 
 
 class FrameRules:
-    """Looks at each frame as it passes.
-
-    Args:
-        findings: Where it notes what it finds.
-        name: The gateway's.
-    """
+    """Looks at each frame as it passes."""
 
     def __init__(self, findings: Findings, name: str) -> None:
         self.process = 0  # the number of starts of the gateway
@@ -109,7 +102,6 @@ class FrameRules:
                 ended.ended_by = seq
 
     def conn_ended_by(self, record: dict[str, Any]) -> object:
-        """The conn of this gateway that a record ends, if any."""
         if record.get("kind") == "offline" and record.get("gateway") == self._name:
             return record.get("conn")
         if record.get("kind") == "moved" and record.get("from") == self._name:
@@ -229,7 +221,6 @@ class FrameRules:
 
 
 def _began(report: Reported) -> float | None:
-    """When the connections of a login began, if stated."""
     options = report.seen.options
     began, conns = options.get("began"), options["conn"]
     if isinstance(began, tuple) and isinstance(conns, tuple):

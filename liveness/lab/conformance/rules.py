@@ -55,8 +55,6 @@ class BrokeOff(Exception):
 
 
 class Finding(NamedTuple):
-    """A rule that was not kept."""
-
     situation: str
     seen: str  # what the gateway did
     expected: str
@@ -64,8 +62,6 @@ class Finding(NamedTuple):
 
 
 class RuleVerdict(NamedTuple):
-    """The outcome for a rule."""
-
     rule: int
     outcome: str
     findings: tuple[Finding, ...] = ()
@@ -73,8 +69,6 @@ class RuleVerdict(NamedTuple):
 
 
 class RunResult(NamedTuple):
-    """The verdicts of a run."""
-
     name: str
     verdicts: list[RuleVerdict]  # of the rules that were wanted
     failed: frozenset[int]  # all rules that were broken, advised ones too
@@ -107,7 +101,6 @@ class Findings:
             found.append(Finding(self.situation, seen, expected, evidence))
 
     def leave_out(self, why: str, *rules: int) -> None:
-        """Note why rules could not be tried."""
         for rule in rules:
             self.untried.setdefault(rule, []).append(why)
 

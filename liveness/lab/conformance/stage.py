@@ -60,7 +60,6 @@ class Stage:
         self.since = self.tape.mark
 
     def seen(self, *names: str, is_sent: bool = False) -> list[Seen]:
-        """The gateway's frames with these names, or the sidecar's."""
         return [
             seen
             for seen in self.tape.since(self.since)
@@ -129,7 +128,6 @@ class Stage:
 
     @property
     def timeout_s(self) -> float:
-        """The silence timeout of the gateway's users."""
         hellos = [seen for seen in self.tape.frames if seen.name == "hello"]
         timeout = hellos[-1].options.get("timeout") if hellos else None
         return float(timeout) if isinstance(timeout, int | float) else TIMEOUT_S
@@ -146,7 +144,6 @@ class Stage:
             await self.need_link(START_S)
 
     def start_process(self) -> None:
-        """Kill the gateway if it runs, and start it."""
         self.frame_rules.new_process()
         self.process.launch()
 
@@ -214,7 +211,6 @@ class Stage:
         self.check(14, not offline, text, "logins before logouts")
 
     def ended(self, user: TcpUser) -> list[int]:
-        """The seqs of the records that end this user's connection."""
         return [
             record["seq"]
             for seen in self.tape.since(self.since)
@@ -229,7 +225,6 @@ class Stage:
         return await self.until(lambda: self.acks_of(seq), within)
 
     def acks_of(self, seq: int) -> list[Seen]:
-        """The gateway's acks that cover a record."""
         acks = self.seen("ack")
         return [ack for ack in acks if type(ack.content) is int and ack.content >= seq]
 
@@ -282,7 +277,6 @@ class Stage:
         return user
 
     async def enter_all(self, names: list[str]) -> list[TcpUser]:
-        """Have many users come in, some at a time."""
         users: list[TcpUser] = []
         limit = trio.CapacityLimiter(CONNECTS_AT_ONCE)
 
@@ -311,7 +305,6 @@ class Stage:
         self.check(rule, await self.served(user), otherwise, "open, and served")
 
     async def leaves(self, user: TcpUser) -> None:
-        """Log a user out, and wait until the gateway knows."""
         await user.connection.send({"logout": 1})
         closed = await self.until_closed(user)
         self.need(closed, "a user who has logged out stays connected")
@@ -323,7 +316,6 @@ class Stage:
         await self.until(lambda: not self.is_linked or not self._online(), GONE_S)
 
     def _online(self) -> set[tuple[str, int | None]]:
-        """The users of the gateway that are online to the sidecar, with their conns."""
         sessions = self.sidecar.users.items()
         return {
             (identity(uid), it.conn) for uid, it in sessions if it.gateway == self.name
@@ -346,7 +338,6 @@ class Stage:
             yield send
 
     def silence_of(self, user: TcpUser) -> dict[str, object]:
-        """A record that ends a user's connection, without its seq."""
         own = {"uid": user.uid, "gateway": self.name, "conn": user.conn, "session": 1}
         return {"kind": OFFLINE, "reason": SILENCE, "at": 1_795_168_800_000, **own}
 
@@ -363,7 +354,6 @@ class Stage:
 
 
 async def _read_away(stream: trio.SocketStream) -> None:
-    """Read and drop what the sidecar sends to the script's own gateways."""
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         while await stream.receive_some(PIECE_BYTES):
             pass
@@ -387,8 +377,6 @@ class Situation(NamedTuple):
 
 
 def situation(*rules: int, process: bool = False) -> Callable[[Play], Situation]:
-    """Decorate a function: make it the situation of its name, which checks these rules."""
-
     def made(play: Play) -> Situation:
         name = getattr(play, "__name__", "").replace("_", " ")
         return Situation(name, play, rules, process)

@@ -36,12 +36,7 @@ MOST_REFUSALS: Final = 1_000  # inside one `refusing`
 
 
 class StagedSidecar(ScriptedSidecar):
-    """A running sidecar that situations control.
-
-    Args:
-        path: The socket.
-        tape: Records what passes.
-    """
+    """A running sidecar that situations control."""
 
     def __init__(self, path: Path, tape: Tape) -> None:
         config = Config(
@@ -99,7 +94,6 @@ class StagedSidecar(ScriptedSidecar):
         self._host.settle()
 
     def drop(self, gateway: str, last: bytes = b"") -> None:
-        """Write these last bytes to the gateway, and close its link."""
         self._host.turn()
         held = self._socket_of(gateway)
         held.extra += last
@@ -108,7 +102,6 @@ class StagedSidecar(ScriptedSidecar):
         self._host.settle()
 
     async def send_in_pieces(self, gateway: str, size: int, *frames: object) -> None:
-        """Write these frames in pieces of *size* bytes, with pauses."""
         held = self._socket_of(gateway)
         held.most_bytes = size
         self.send(gateway, *frames)
@@ -171,5 +164,4 @@ class StagedSidecar(ScriptedSidecar):
         self._host.disk.lose_end(records)
 
     def forget(self, gateway: str) -> None:
-        """Lose the name of this gateway, and how far it has read."""
         self._host.disk.cursors.pop((GATEWAY, gateway), None)

@@ -53,7 +53,6 @@ class Seen(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of a hello or an event; empty if there are none."""
         options = self.frame[-1] if self.frame else None
         return options if isinstance(options, dict) else {}
 
@@ -76,7 +75,6 @@ class Seen(NamedTuple):
         }
 
     def shortened(self) -> list[object]:
-        """The frame's elements, with long arrays and texts cut."""
         return [_shortened(item, 0) for item in self.frame]
 
 
@@ -99,11 +97,7 @@ def _shortened(value: object, level: int) -> object:
 
 
 class Tape(LinkTap):
-    """Records the gateway's frames.
-
-    Args:
-        on_frame: Called with each, at once.
-    """
+    """Records the gateway's frames."""
 
     def __init__(self, on_frame: Callable[[Seen], object]) -> None:
         self.frames: list[Seen] = []
@@ -178,8 +172,6 @@ class Tape(LinkTap):
 
 
 class Reported(NamedTuple):
-    """One user of an event, as the gateway has written it."""
-
     event: str
     uid: object
     conn: object  # None: there is none

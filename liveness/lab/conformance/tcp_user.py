@@ -12,8 +12,6 @@ MOST_HEARD: Final = 1_000  # characters
 
 @dataclass(eq=False)
 class TcpUser:
-    """A user on one connection."""
-
     uid: str
     connection: LineConnection
     conn: int | None = None  # from its login event

@@ -53,8 +53,6 @@ PARTITIONS: Final = 4  # enough for some hundred users
 
 
 class KeptProgram:
-    """A program of the demo, and its state."""
-
     def __init__(self, program: Program) -> None:
         self.program = program
         self.name = program.name
@@ -89,8 +87,6 @@ class KeptProgram:
 
 @dataclass(eq=False, kw_only=True)
 class DemoHost:
-    """A sidecar and its gateway."""
-
     name: str  # its number is the last character
     folder: Path  # a new one
     judge: HostJudge  # gets the records

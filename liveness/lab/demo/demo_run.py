@@ -28,8 +28,6 @@ DATE: Final = len("2026-11-20 ")
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """What the command line asks for."""
-
     seconds: float  # from the opening of the gateways to the report
     users: int  # simulated ones
     timeout: float  # the silence after which a user is offline, in seconds
@@ -96,11 +94,7 @@ class DemoRun:
     async def run(
         self, steps: Sequence[Step], display: Callable[["DemoRun"], Awaitable[None]]
     ) -> None:
-        """Runs until the time and the script are over, or a key quits.
-
-        Raises:
-            ProgramError: A program did not start, or ended by itself.
-        """
+        """Runs until the time and the script are over, or a key quits."""
         with ExitStack() as stack:
             async with trio.open_nursery() as nursery:
                 await self._start(stack, nursery)
@@ -134,7 +128,6 @@ class DemoRun:
             nursery.start_soon(host.watch)
 
     def _check(self) -> None:
-        """Looks for overdue records, and for programs that have ended."""
         now = trio.current_time()
         for host in self.hosts:
             host.judge.check_overdue(now)

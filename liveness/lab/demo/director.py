@@ -25,8 +25,6 @@ SIGNALS: Final = {
 
 @dataclass(eq=False)
 class Director:
-    """Performs the actions that a script or a key asks for, one at a time per program."""
-
     hosts: Sequence[DemoHost]
     cluster: DemoCluster | None  # None if there is one host
     users: Sequence[User]
@@ -122,7 +120,6 @@ class Director:
         self.log(f"{name}: the {program.name} is up again, after {took_s:.1f} s")
 
     async def _switch(self, name: str, target: DemoHost | DemoCluster) -> None:
-        """Kills all programs of a host, or Redis; or starts them again."""
         began = trio.current_time()
         if target.state == "up":
             self.log(f"{name}: kill -9 to {target.name}")

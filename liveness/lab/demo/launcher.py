@@ -44,11 +44,6 @@ async def run(options: DemoOptions) -> int:
     Returns:
         0 if every user was reported when due, 1 if one was missed or reported early or
         falsely, 2 if the options do not go together or the script is invalid.
-    Raises:
-        ProgramError: A program did not start, or ended; its last lines are printed.
-        ConfigError: The gateway's command cannot be run.
-        StartError: There is no Redis, or coredis is missing.
-        Stopped: By SIGTERM or SIGHUP.
     """
     hosts, seconds, actions = options.hosts, options.seconds, actions_of(options.hosts)
     try:
@@ -83,11 +78,7 @@ async def run(options: DemoOptions) -> int:
 
 
 def _check(options: DemoOptions) -> None:
-    """Check that these options go together, and allow as many open files.
-
-    Raises:
-        ValueError: They contradict each other.
-    """
+    """Check that these options go together, and allow as many open files."""
     users, timeout, hosts = options.users, options.timeout, options.hosts
     most_users = int(MOST_USERS_PER_TIMEOUT_S * timeout / hosts)
     if users > most_users:
@@ -109,11 +100,7 @@ def _check(options: DemoOptions) -> None:
 
 
 def found_redis() -> str:
-    """The path of redis-server, or of valkey-server.
-
-    Raises:
-        StartError: There is none, or its client is missing.
-    """
+    """The path of redis-server, or of valkey-server."""
     path = next(filter(None, map(shutil.which, REDIS_PROGRAMS)), "")
     problem = missing_package("coredis", "cluster")
     if not path:

@@ -59,11 +59,7 @@ class Terminal:
         return terminal_size(self._out)
 
     async def paint(self, picture: Text) -> None:
-        """Draws a picture; returns when it is written.
-
-        Raises:
-            OutputError: It cannot be written.
-        """
+        """Draws a picture; returns when it is written."""
         drawn = StringIO()
         # As for a terminal; colours depend on the environment.
         width = self.size.columns
@@ -77,7 +73,6 @@ class Terminal:
             raise OutputError(message) from error
 
     async def read_keys(self, press: Callable[[str], None]) -> None:
-        """Passes each key to *press*, until cancelled or the terminal is gone."""
         while True:
             await trio.lowlevel.wait_readable(self._keys)
             try:
@@ -106,15 +101,12 @@ def can_take(out: TextIO, keys: TextIO) -> bool:
 
 
 class Picture:
-    """Draws the run on a terminal that has been entered."""
-
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._logged: deque[str] = deque(maxlen=MOST_LOGGED)
         self._records: deque[str] = deque(maxlen=MOST_RECORDS)
 
     def add(self, line: str, what: str) -> None:
-        """Shows a line until newer ones take its place."""
         (self._logged if what == ACTION else self._records).append(line)
 
     async def run(self, demo: DemoRun) -> None:
@@ -151,7 +143,6 @@ class Picture:
 def fitted(
     lines: Sequence[Text], records: Iterable[str], width: int, height: int
 ) -> list[Text]:
-    """These lines, and as many records as fit below."""
     left = max(height - len(lines), 0)
     newest = [*records][-left:] if left else []
     lines = [*lines, *(Text(line, style="dim") for line in newest)]

@@ -79,7 +79,6 @@ def status(demo: DemoRun) -> str:
 
 
 def table(demo: DemoRun) -> Iterator[str]:
-    """Counts of users by their plan, or by host if there are several."""
     rows = dict[str, Counter[str]]()
     if demo.cluster:
         columns: tuple[str, ...] = ("online", *ENDS, "host_lost")
@@ -105,7 +104,6 @@ def table(demo: DemoRun) -> Iterator[str]:
 
 
 def report(demo: DemoRun) -> Iterator[str]:
-    """What happened to the users, how late it was reported, and the faults."""
     yield ""
     yield from table(demo)
     yield ""

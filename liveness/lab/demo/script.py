@@ -56,11 +56,7 @@ class Step(NamedTuple):
 def parsed_script(
     script: str, *, seconds: float, actions: Mapping[str, Action] = ACTIONS
 ) -> list[Step]:
-    """The steps of *script*, ordered by time.
-
-    Raises:
-        ValueError: A step is invalid, or comes after the end of the demo.
-    """
+    """The steps of *script*, ordered by time."""
     if not script.strip():
         return []
     return sorted(_step(text.strip(), seconds, actions) for text in script.split(","))

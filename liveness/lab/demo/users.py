@@ -48,8 +48,6 @@ SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so lo
 
 @dataclass(eq=False)
 class GatewayAddress:
-    """Where users connect to a gateway."""
-
     host: str
     port: int
     judge: HostJudge  # gets the actions of users there
@@ -57,8 +55,6 @@ class GatewayAddress:
 
 @dataclass(eq=False)
 class Visit:
-    """One connection of a user, until it has ended."""
-
     user: "User"
     gateway: GatewayAddress
     has_joined: bool = False  # the gateway let it in
@@ -130,8 +126,6 @@ class Visit:
 
 @dataclass(eq=False)
 class User:
-    """One simulated user."""
-
     plan: Plan  # in seconds from the call of `live`
     gateways: Sequence[GatewayAddress]  # of all hosts; to each one connection at most
     timeout_s: float  # the silence after which a user is offline
@@ -188,7 +182,6 @@ class User:
         return trio.current_time() + max(stay_s, LEAST_STAY_S)
 
     async def _hop(self, nursery: trio.Nursery, old: Visit) -> Visit:
-        """Goes to a host to which it has no connection, if there is one."""
         if old.has_ended:
             return await self._join(nursery)
         if len(self._open) == len(self.gateways):
