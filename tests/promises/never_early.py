@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from liveness.lab.common.promises import is_early
+from tests.promises.rules import is_early
 from tests.promises.run_evidence import RunEvidence
 from tests.promises.run_history import STAMP_S
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
-from liveness.lab.common.promises import is_early
 from tests.promises.prompt import PROMPT_S
+from tests.promises.rules import is_early
 from tests.promises.run_evidence import LINK_S, SETTLE_S, RunEvidence, Silence
 from tests.promises.run_history import STAMP_S, LinkHistory
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
-from liveness.lab.common.promises import is_late
+from tests.promises.rules import is_late
 from tests.promises.run_evidence import LINK_S, SETTLE_S, RunEvidence, Silence
 
 # Reads are gathered for 20 ms, and then it has 50.

@@ -164,7 +164,11 @@ class RunEvidence:
                 self.ends.setdefault(before["seq"], seq)
             if record["kind"] != "offline":
                 self.sessions[user].append(record)
-        self._of_sessions += sessions.unended(self._may_go_on)
+        self._of_sessions += [
+            Breach(3, f"session {began['seq']} of {user} never ended")
+            for user, began in sessions.open.items()
+            if not self._may_go_on(began)
+        ]
 
     def _may_go_on(self, session: Mapping[str, Any]) -> bool:
         """Whether the end of a session may be due after that of the run."""

@@ -6,8 +6,8 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from liveness.lab.common.promises import is_early, is_late, is_next_attempt
 from tests.promises.prompt import PROMPT_S
+from tests.promises.rules import is_early, is_late, is_next_attempt
 from tests.promises.run_evidence import LINK_S, RunEvidence
 from tests.promises.run_history import STAMP_S, History, Record
 

@@ -464,9 +464,7 @@ def test_a_gateway_whose_name_another_takes_says_so_and_serves_on(
     ):
         assert first.stderr
         line = first.stderr.readline()
-        assert line.startswith(
-            f"own: process {second.pid} said hello as 'own'"
-        )
+        assert line.startswith(f"own: process {second.pid} said hello as 'own'")
         with socket.create_connection(("127.0.0.1", port), timeout=END_S) as guest:
             guest.sendall(b'{"login": "ada"}\n')
             assert list(json.loads(guest.makefile().readline())) == ["welcome"]

@@ -23,8 +23,6 @@ from liveness.lab.common.promises import (
     Breach,
     Record,
     SessionLog,
-    is_early,
-    is_late,
 )
 
 GUEST: Final = "guest"
@@ -253,7 +251,7 @@ class HostJudge:
     ) -> None:
         wrote = user.last_wrote(by=decided)
         due = wrote + self.timeout_s
-        if is_early(decided - wrote, self.timeout_s):
+        if decided < due:
             what = f"was reported after {decided - wrote:.3f} s of silence"
             self._fault("early" if user.is_silent else "false", uid, Breach(1, what))
         elif self._disruptions or wrote < self._recovered_at:
@@ -263,7 +261,7 @@ class HostJudge:
             self._fault("false", uid, Breach(5, what), at)
         else:
             self.lateness_s.append(at - due)
-            if is_late(at - due, self.flush_s + GRACE_S):
+            if at - due > self.flush_s + GRACE_S:
                 self._miss(2, uid, f"was reported {at - due:.3f} s after its deadline")
 
     def _check_online(self, uid: str, user: UserState, at: float) -> None:
@@ -271,18 +269,18 @@ class HostJudge:
         if user.joined_at is None or user.left_at is not None or not is_heard:
             return
         waited_s = at - max(user.joined_at, self._recovered_at)
-        if is_late(waited_s, self.flush_s + GRACE_S):
+        if waited_s > self.flush_s + GRACE_S:
             what = f"has joined {at - user.joined_at:.3f} s ago, not online"
             self._miss(4, uid, what)
 
     def _check_offline(self, uid: str, user: UserState, at: float) -> None:
         if user.left_at is not None:
-            if is_late(at - max(user.left_at, self._recovered_at), GRACE_S):
+            if at - max(user.left_at, self._recovered_at) > GRACE_S:
                 self._miss(4, uid, f"left {at - user.left_at:.3f} s ago, not reported")
             return
         wrote = user.last_wrote(by=at)
         most_s = self.timeout_s + self.flush_s + GRACE_S
-        if is_late(at - max(wrote, self._recovered_at), most_s):
+        if at - max(wrote, self._recovered_at) > most_s:
             self._miss(2, uid, f"is silent for {at - wrote:.3f} s and not reported")
 
     def _note_standstill(self, at: float) -> None:

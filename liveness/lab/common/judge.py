@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from liveness.lab.common.promises import is_early
-
 # `at` is truncated to a millisecond: the decision was up to this much later.
 AT_S: Final = 0.001
 
@@ -84,8 +82,7 @@ class Judge:
                 continue
             decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
             delivered_s = notices.received - moment.mono - timeout_s
-            is_wrong = is_early(decided_s, 0.0, AT_S) or is_early(delivered_s, 0.0)
-            verdict.early += is_wrong
+            verdict.early += decided_s < -AT_S or delivered_s < 0
             verdict.decided_s.append(decided_s)
             verdict.delivered_s.append(delivered_s)
 

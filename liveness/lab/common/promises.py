@@ -1,10 +1,10 @@
-"""The promises as rules for all judges; their numbers are those of `docs/concepts.md`.
+"""What breaks a promise; the numbers of promises are those of `docs/concepts.md`.
 
-Pure, and independent of the product's code. Demo and bench apply them to records as they
-arrive; the tests' checker applies them to whole runs. Only `SessionLog` has a state.
+Independent of the product's code. The demo applies it to records as they arrive; the tests'
+checker applies it to whole runs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 # The number of a breach that belongs to no single promise.
@@ -19,30 +19,6 @@ class Breach(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.promise}: {self.what}"
-
-
-def is_early(waited_s: float, whole_s: float, slack_s: float = 0.0) -> bool:
-    """1: whether less than the whole time has passed, by more than the clocks' error."""
-    return waited_s < whole_s - slack_s
-
-
-def is_late(late_s: float, most_s: float) -> bool:
-    """2: whether a report came later than allowed."""
-    return late_s > most_s
-
-
-def is_next_attempt(
-    attempt: int, before: int, *, is_anew: bool = False, is_again: bool = False
-) -> bool:
-    """7: whether an attempt of a timer may follow another.
-
-    Args:
-        attempt: Its number.
-        before: The number of the one before; 0 if there was none.
-        is_anew: Whether the timer may have been created again.
-        is_again: Whether the attempt before may have been lost with its gateway.
-    """
-    return attempt == before + 1 or (is_anew and attempt == 1) or is_again
 
 
 # --- sessions by the log: 3, once, and 6, the newer wins --------------------------------
@@ -82,13 +58,3 @@ class SessionLog:
         else:
             self.open[user] = record
         return breaches
-
-    def unended(
-        self, may_go_on: Callable[[Record], bool] = lambda _: False
-    ) -> list[Breach]:
-        """At the end of a run: sessions that never ended, but should have."""
-        return [
-            Breach(3, f"session {began['seq']} of {user} never ended")
-            for user, began in self.open.items()
-            if not may_go_on(began)
-        ]

@@ -21,9 +21,6 @@ from liveness.testing.scripted_shell import LinkTap
 # A gateway that exceeds every limit is still shown.
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 MAX_BATCH: Final = 1_000_000
-# A run has some thousand frames. A gateway that sends without end must not fill the
-# memory: the oldest half is dropped.
-MOST_FRAMES: Final = 100_000
 # Elements shown of an array or a map, and characters of a text.
 MOST_ITEMS: Final = 3
 MOST_KEYS: Final = 20
@@ -105,7 +102,6 @@ class Tape(LinkTap):
         self.changed = trio.lowlevel.ParkingLot()
         self._on_frame = on_frame
         self.began = trio.current_time()
-        self._dropped = 0
         self._readers: dict[tuple[int, bool], Reader] = {}
 
     @property
@@ -155,9 +151,6 @@ class Tape(LinkTap):
     def _add(self, link: int, is_sent: bool, frame: Frame) -> None:
         seen = Seen(self.now, link, is_sent, frame)
         self.frames.append(seen)
-        if len(self.frames) > MOST_FRAMES:
-            self._dropped += MOST_FRAMES // 2
-            del self.frames[: MOST_FRAMES // 2]
         self._on_frame(seen)
         self.changed.unpark_all()
 
@@ -165,10 +158,10 @@ class Tape(LinkTap):
 
     @property
     def mark(self) -> int:
-        return self._dropped + len(self.frames)
+        return len(self.frames)
 
     def since(self, mark: int) -> list[Seen]:
-        return self.frames[max(0, mark - self._dropped) :]
+        return self.frames[mark:]
 
 
 class Reported(NamedTuple):
