@@ -7,6 +7,7 @@ of the user.
 from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import merge
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,7 +33,6 @@ MOST_LINES: Final = 5_000_000
 # Roughly how long a lookup in the log may take, and how many records it may return.
 LOOKUP_S: Final = 0.2
 LOOKUP_RECORDS: Final = 1_000
-PIECE_BYTES: Final = 65_536
 
 
 def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
@@ -66,15 +66,13 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
 def _lines_of(path: Path, reader: LineReader) -> Iterator[Line]:
     try:
         with path.open("rb") as file:
-            while data := file.read(PIECE_BYTES):
-                yield from reader.feed(data)
-                if reader.lines > MOST_LINES:
-                    raise CommandError(
-                        f"{path} has more than {MOST_LINES:,} lines; split it"
-                    )
+            yield from reader.read(islice(file, MOST_LINES))
+            if file.read(1):
+                raise CommandError(
+                    f"{path} has more than {MOST_LINES:,} lines; split it"
+                )
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}; name a file of lines") from None
-    yield from reader.feed(b"")
 
 
 def _span(log: LogReader, folder: Path) -> Span:

@@ -4,8 +4,7 @@ import gc
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,8 +46,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "cost": cost,
     "lateness": lateness,
 }
-# Left out of a run of all scenarios if what they need is not installed.
-EXTRAS: Final = frozenset({"cluster", "outlets"})
 # The scenarios that also measure other systems.
 COMPARISONS: Final = frozenset({"cost", "lateness"})
 
@@ -63,12 +60,18 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: Path | None) ->
     is_everything = names == [*SCENARIOS]
     for name in [*names]:
         problem = _problem(name, options)
-        if problem and is_everything and name in EXTRAS:
+        if problem and is_everything:
             names.remove(name)
             left_out.append(f"{name}: {problem}")
         elif problem:
             report_line(f"{name} cannot be measured: {problem}")
             return USAGE
+    if report is not None:
+        try:
+            report.touch()
+        except OSError as error:
+            why = f"the report cannot be written to {report} ({error.strerror})"
+            raise BenchError(f"{why}; give it another place with --json") from error
     began, facts = datetime.now(UTC), machine.facts(options.folder)
     if COMPARISONS & {*names}:
         left_out += systems.plan(options)[1]
@@ -89,11 +92,7 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: Path | None) ->
             "figures": [figure.as_map() for figure in figures],
         }
         text = json.dumps(content, indent=2, default=str)
-        try:
-            report.write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            why = f"the report cannot be written to {report} ({error.strerror})"
-            raise BenchError(f"{why}; give it another place with --json") from error
+        report.write_text(f"{text}\n", encoding="utf-8")
     return 0 if are_met(figures) else MISSED
 
 
@@ -114,16 +113,16 @@ def _problem(name: str, options: BenchOptions) -> str:
 def measured(names: Sequence[str], options: BenchOptions) -> list[Figure]:
     """All figures; printed even if an error or a signal ends the run early."""
     figures: list[Figure] = []
+    _exit_on_signals()
     gc.disable()  # a collection would pause the load, and count as the server's lateness
     try:
-        with _exit_on_signals():
-            for number, name in enumerate(names, start=1):
-                position = f"{number}/{len(names)} {name}"
+        for number, name in enumerate(names, start=1):
+            position = f"{number}/{len(names)} {name}"
 
-                def stage(what: str, position: str = position) -> None:
-                    print(f"{position}: {what}", file=sys.stderr, flush=True)
+            def stage(what: str, position: str = position) -> None:
+                print(f"{position}: {what}", file=sys.stderr, flush=True)
 
-                figures += SCENARIOS[name](options, stage)
+            figures += SCENARIOS[name](options, stage)
     except (LivenessError, OSError, ExceptionGroup) as raised:
         error = first_error(raised)
         if not isinstance(error, LivenessError | OSError):
@@ -138,9 +137,8 @@ def measured(names: Sequence[str], options: BenchOptions) -> list[Figure]:
     return figures
 
 
-@contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end the block as Ctrl-C does, so that it cleans up.
+def _exit_on_signals() -> None:
+    """Lets SIGTERM and SIGHUP end the bench as Ctrl-C does, so that it cleans up.
 
     The exit code is then that of a shell, as 1 means a missed floor.
     """
@@ -148,9 +146,6 @@ def _exit_on_signals() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
 
-    with ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                before = signal.signal(number, end)
-                stack.callback(signal.signal, number, before)
-        yield
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, end)

@@ -35,9 +35,6 @@ STANDSTILL_S: Final = 0.5
 # The longest that a sidecar takes to recover after it was down: it waits until its gateways
 # have reconnected and sent the reports that they collected.
 RECOVERY_S: Final = 3.0
-# Bounds of memory, for a demo that runs for a day.
-MAX_LATENESSES: Final = 100_000
-MAX_LISTED: Final = 1_000
 KINDS: Final = ("early", "missed", "false")
 
 
@@ -66,7 +63,7 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """Counts faults, and lists the first ones."""
+    """Counts faults, and lists them."""
 
     def __init__(self) -> None:
         self.listed: list[Fault] = []
@@ -79,8 +76,7 @@ class Faults:
             return
         self._open.add((kind, who))
         self.counts[kind] += 1
-        if len(self.listed) < MAX_LISTED:
-            self.listed.append(Fault(kind, who, breach))
+        self.listed.append(Fault(kind, who, breach))
 
     def forget(self, who: str) -> None:
         """Count the next fault of this user as a new one."""
@@ -97,7 +93,7 @@ class HostJudge:
         self.faults = Faults()
         self.ends = Counter[str]()  # by reason, or "moved"
         self.ends_of = Counter[tuple[str, str]]()  # by plan, too
-        self.lateness_s: deque[float] = deque(maxlen=MAX_LATENESSES)
+        self.lateness_s: list[float] = []
         self.not_measured = 0
         self.timeout_s = timeout_s
         self.flush_s = flush_s

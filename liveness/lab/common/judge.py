@@ -35,18 +35,12 @@ class Notices(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """Seconds from each deadline to decision and delivery; and counts of broken promises.
-
-    Attributes:
-        early: Users: promise 1, never early. Timers: promise 7.
-        false: Users: 3, once, and 5, no false silence. Timers that fired twice: 7.
-        missing: Users: 3 and 4, not lost. Timers: 7.
-    """
+    """Seconds from each deadline to decision and delivery; and counts of broken promises."""
 
     decided_s: array[float] = field(default_factory=lambda: array("d"))
     delivered_s: array[float] = field(default_factory=lambda: array("d"))
     early: int = 0
-    false: int = 0
+    false: int = 0  # also timers that fired twice
     missing: int = 0
 
 

@@ -5,8 +5,7 @@ Pure: the caller passes in the offlines of both sides, roughly in order of time.
 For each user, the closest two offlines of different sides are paired first, then the
 closest two of the rest, and so on, as long as they are within the tolerance. So the result
 does not depend on which side was first. An offline between the closest two would be closer
-to one of them, so only neighbours in time are compared, and two neighbours can be paired as
-soon as neither is closer to its other neighbour.
+to one of them, so only neighbours in time are compared.
 
 Offlines of a user that follow each other within the tolerance are paired together, when the
 tolerance has passed after the last of them. An offline on one side alone counts only if the
@@ -15,7 +14,8 @@ other side was watching for the whole tolerance before and after it.
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
@@ -122,25 +122,29 @@ class Comparison:
         return Outcome(verdict if is_judged else NOT_JUDGED, here, there)
 
 
-def paired(run: Iterable[Offline], within_ms: int) -> Iterator[tuple[Offline, ...]]:
-    """Pairs one user's offlines, given in order of time; some stay alone.
+def paired(run: Sequence[Offline], within_ms: int) -> Iterator[tuple[Offline, ...]]:
+    """Pairs one user's offlines, given in order of time; some stay alone."""
+    left, near = {*range(len(run))}, list[tuple[int, int, int]]()
+    # The places of the neighbours that are left.
+    before, after = [*range(-1, len(run) - 1)], [*range(1, len(run) + 1)]
 
-    Offlines without their next neighbour wait on a stack, where each two neighbours are
-    closer than the two below: so only the last two can be the closest.
-    """
-    stack = list[Offline]()
-    for offline in (*run, None):
-        while len(stack) > 1 and _apart_ms(*stack[-2:]) <= min(
-            within_ms, _apart_ms(stack[-1], offline)
+    def look(i: int, j: int) -> None:
+        if (
+            i >= 0
+            and j < len(run)
+            and isinstance(run[i], Line) != isinstance(run[j], Line)
         ):
-            yield stack.pop(), stack.pop()
-        if offline is not None:
-            stack.append(offline)
-    yield from ((alone,) for alone in stack)
+            heappush(near, (run[j].at - run[i].at, i, j))
 
-
-def _apart_ms(first: Offline, second: Offline | None) -> float:
-    """The distance of two neighbours that may be a pair; infinite for others."""
-    if second is None or isinstance(first, Line) == isinstance(second, Line):
-        return inf
-    return second.at - first.at
+    for place in range(1, len(run)):
+        look(place - 1, place)
+    while near and near[0][0] <= within_ms:
+        _, i, j = heappop(near)
+        if i in left and j in left:
+            yield run[i], run[j]
+            left -= {i, j}
+            i, j = before[i], after[j]
+            if i >= 0 and j < len(run):
+                after[i], before[j] = j, i
+            look(i, j)
+    yield from ((run[place],) for place in sorted(left))

@@ -2,11 +2,11 @@
 
     {"uid": "ada", "at": 1789000030004}
 
-Pure: bytes come in as they are read. A line that is wrong raises an error that says how.
+A line that is wrong raises an error that says how.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
@@ -15,8 +15,6 @@ from liveness.core.wire.uids import is_uid
 from liveness.lab.compare.comparison import Line
 from liveness.text import uid_of
 
-# Room for a uid, a time, and other fields that a detector may log.
-MAX_LINE_BYTES: Final = 65_536
 # The most bad lines that are reported one by one; all are counted.
 MOST_REPORTED: Final = 10
 # From September 2001 to 2286 Unix seconds have ten digits and milliseconds thirteen: the
@@ -36,33 +34,22 @@ class LineReader:
         self.lines = 0
         self.bad = 0
         self._report_line = report_line
-        # The beginning of an incomplete line, cut where it is seen to be too long.
-        self._buffer = b""
 
-    def feed(self, data: bytes) -> Iterator[Line]:
-        """The offlines on the lines that *data* completes; no data ends the last one."""
-        if not data and self._buffer:
-            data = b"\n"
-        *pieces, rest = data.split(b"\n")
-        for piece in pieces:
-            line, self._buffer = self._buffer + piece, b""
-            yield from self._read(line)
-        self._buffer = (self._buffer + rest)[: MAX_LINE_BYTES + 1]
-
-    def _read(self, line: bytes) -> Iterator[Line]:
-        self.lines += 1
-        try:
-            if len(line) > MAX_LINE_BYTES:
-                raise ValueError(f"it has more than {MAX_LINE_BYTES} bytes")
-            if line.strip():
-                uid, at = offline_in(line)
-                yield Line(self.lines, at, uid)
-        except ValueError as error:
-            self.bad += 1
-            if self.bad <= MOST_REPORTED:
-                self._report_line(f"line {self.lines} is left out: {error}")
-            if self.bad == MOST_REPORTED:
-                self._report_line("further lines that are left out are only counted")
+    def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
+        for line in lines:
+            self.lines += 1
+            try:
+                if line.strip():
+                    uid, at = offline_in(line)
+                    yield Line(self.lines, at, uid)
+            except ValueError as error:
+                self.bad += 1
+                if self.bad <= MOST_REPORTED:
+                    self._report_line(f"line {self.lines} is left out: {error}")
+                if self.bad == MOST_REPORTED:
+                    self._report_line(
+                        "further lines that are left out are only counted"
+                    )
 
 
 def offline_in(line: bytes) -> tuple[Uid, int]:

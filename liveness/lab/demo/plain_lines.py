@@ -144,5 +144,3 @@ def listed(faults: Faults) -> Iterator[str]:
         if fault.breach.promise != NO_PROMISE:
             line += f" (promise {fault.breach.promise})"
         yield line
-    if unlisted := faults.counts.total() - len(faults.listed):
-        yield f"    and {unlisted} more"

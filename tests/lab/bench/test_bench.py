@@ -43,6 +43,14 @@ def test_bad_options_are_refused_with_the_remedy(
     assert message in shown.err
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main.main(["bench", "--json", "/there/is/none"]) == 1
+    said = "liveness: the report cannot be written to /there/is/none (No such file or"
+    assert capsys.readouterr().err.startswith(said)
+
+
 @pytest.mark.parametrize(
     ("scenario", "without", "message"),
     [

@@ -4,13 +4,12 @@ import json
 import re
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import given
 
 from liveness.lab.compare.comparison import Line
-from liveness.lab.compare.offline_lines import MAX_LINE_BYTES, LineReader, offline_in
+from liveness.lab.compare.offline_lines import LineReader, offline_in
 from liveness.text import json_ready
-from tests.helpers.strategies import BOUNDED, NO_UIDS, pieces, uids
+from tests.helpers.strategies import BOUNDED, NO_UIDS, uids
 
 AT = 1_789_000_030_004
 
@@ -67,37 +66,11 @@ def test_what_is_wrong_with_a_line_is_said(line: str, warnings: str) -> None:
         offline_in(line.encode(errors="surrogateescape"))
 
 
-@BOUNDED
-@example([MAX_LINE_BYTES + 1], 0, [])
-@example([], 2 * MAX_LINE_BYTES, [])
-@given(
-    st.lists(st.sampled_from([0, 1, 3, 50, MAX_LINE_BYTES, MAX_LINE_BYTES + 1])),
-    st.sampled_from([0, 50, 2 * MAX_LINE_BYTES]),
-    st.lists(st.integers(0, 8 * MAX_LINE_BYTES)),
-)
-def test_lines_are_the_same_however_they_are_read(
-    sizes: list[int], rest: int, at: list[int]
-) -> None:
-    good = f'{{"uid": "ada", "at": {AT}}}'.encode()
-    data = b"".join(good.ljust(size)[:size] + b"\n" for size in sizes)
-    reader, found = LineReader(lambda _: None), list[Line]()
-    for piece in pieces(data + good.ljust(rest)[:rest], at):
-        found += reader.feed(piece)
-        assert len(reader._buffer) <= MAX_LINE_BYTES + 1
-    found += reader.feed(b"")
-    lines = dict(enumerate([*sizes, *[rest] * bool(rest)], 1))
-    read = [n for n, size in lines.items() if len(good) <= size <= MAX_LINE_BYTES]
-    assert found == [Line(number, AT, "ada") for number in read]
-    assert (reader.lines, reader.bad) == (
-        len(lines), sum(size > 0 for size in lines.values()) - len(read)
-    )  # fmt: skip
-
-
 def test_ten_wrong_lines_are_reported_and_the_others_counted() -> None:
-    warnings = list[str]()
+    warnings, good = list[str](), f'{{"uid": "ada", "at": {AT}}}'.encode()
     reader = LineReader(warnings.append)
-    assert [*reader.feed(b"x\n" * 9 + b"y" * (MAX_LINE_BYTES + 1) + b"\nz\n")] == []
-    assert warnings[0].startswith("line 1 is left out: it is not a JSON object such as")
-    assert warnings[9] == "line 10 is left out: it has more than 65536 bytes"
+    found = [*reader.read([b"\n", *[b"x\n"] * 11, good])]
+    assert found == [Line(13, AT, "ada")]
+    assert warnings[0].startswith("line 2 is left out: it is not a JSON object such as")
     assert warnings[10:] == ["further lines that are left out are only counted"]
-    assert reader.bad == 11
+    assert (reader.lines, reader.bad) == (13, 11)

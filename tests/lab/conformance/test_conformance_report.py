@@ -92,7 +92,7 @@ def test_the_command_runs_a_gateway_and_says_by_its_exit_code_whether_rules_are_
 @pytest.mark.parametrize(
     ("options", "code", "line"),
     [
-        ([], 2, '"--command" requires an argument'),
+        ([], 2, "--command requires an argument"),
         (["--command", "cat"], os.EX_CONFIG, "the gateway's command 'cat' needs {port} where"),
         (["--command", "cat {prot} {port}"], os.EX_CONFIG, "and may have no others than {socket}, {name}, {port}"),
         (["--command", "sh -c 'echo hm' {port}"], 1, "no hello came as 'gw-1'; correct --command. The gateway has ended, exit code 0; its output: hm"),
