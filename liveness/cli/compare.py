@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from liveness.cli.options import Json, State, declared, file_at, number
+from liveness.cli.options import State, declared, file_at, number
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.terminal import report_line
@@ -21,7 +21,7 @@ from liveness.core.records import OFFLINE, Record, Uid
 from liveness.host_clock import wall_s
 from liveness.lab.compare.causes import Evidence
 from liveness.lab.compare.comparison import Comparison, Line, Offline, Outcome, Span
-from liveness.lab.compare.comparison_report import ComparisonOptions, ComparisonReport
+from liveness.lab.compare.comparison_report import ComparisonReport
 from liveness.lab.compare.offline_lines import LineReader
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
@@ -35,7 +35,7 @@ LOOKUP_S: Final = 0.2
 LOOKUP_RECORDS: Final = 1_000
 
 
-def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
+def compare_file(path: Path, folder: Path, within_s: float, shows_all: bool) -> int:
     """Compares the lines in a file with the log in the state directory *folder*.
 
     Returns:
@@ -44,7 +44,7 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
         CommandError: The file cannot be read.
         StateError: The log cannot be read.
     """
-    reader, within_ms = LineReader(report_line), round(options.within_s * 1000)
+    reader, within_ms = LineReader(report_line), round(within_s * 1000)
     lines = sorted(_lines_of(path, reader), key=lambda line: line.at)
     there = Span(lines[0].at, lines[-1].at) if lines else Span(0, 0)
     with open_log(folder) as log:
@@ -53,7 +53,9 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
             report_line(f"{path} has no line to compare: is it the right file?")
         comparison = Comparison(within_ms, here=here, there=there)
         lookup = partial(_evidence_in_log, log)
-        report = ComparisonReport(comparison, reader, options, lookup)
+        report = ComparisonReport(
+            comparison, reader, lookup, within_s=within_s, shows_all=shows_all
+        )
         selection = RecordFilter(
             kinds=frozenset({OFFLINE}),
             since=round(there.begin) - within_ms,
@@ -137,7 +139,6 @@ def compare_offlines(
     all: Annotated[
         bool, Parameter(help="also show the users that both reported")
     ] = False,
-    json: Json = False,
 ) -> int:
     """Compare the offlines that another detector reports with the sidecar's.
 
@@ -145,5 +146,4 @@ def compare_offlines(
     The exit code is 0 if both reported offlines, and neither reported one alone; 3 if not,
     or if a line was left out.
     """
-    options = ComparisonOptions(within, all, json)
-    return compare_file(Path(file), state_folder(state), options)
+    return compare_file(Path(file), state_folder(state), within, all)

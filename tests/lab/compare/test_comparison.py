@@ -19,7 +19,7 @@ from liveness.core.wheel.restart import no_clocks
 from liveness.lab.compare import comparison_report
 from liveness.lab.compare.causes import Evidence, cause_of
 from liveness.lab.compare.comparison import Comparison, Line, Outcome, Span
-from liveness.lab.compare.comparison_report import ComparisonOptions, ComparisonReport
+from liveness.lab.compare.comparison_report import ComparisonReport
 from liveness.lab.compare.offline_lines import LineReader
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import Batch, LogStore
@@ -174,17 +174,18 @@ def test_the_account_adds_up_what_was_settled(
 ) -> None:
     known = Evidence(False, [END, LOGIN], True)
 
-    def account(*outcomes: Outcome) -> tuple[int, Any]:
-        options, reader = ComparisonOptions(60, False, True), LineReader(print)
+    def account(*outcomes: Outcome) -> tuple[int, list[str]]:
         nothing = Comparison(WITHIN, here=ALWAYS, there=ALWAYS)
-        report = ComparisonReport(nothing, reader, options, lambda _: known)
+        report = ComparisonReport(
+            *(nothing, LineReader(print), lambda _: known),
+            within_s=60,
+            shows_all=False,
+        )
         report.write(outcomes)
-        return report.end(), json.loads(capsys.readouterr().out.split("\n")[-2])[
-            "account"
-        ]
+        return report.end(), capsys.readouterr().out.splitlines()
 
     code, found = account()
-    assert (code, found["later_there_s"]) == (3, None)
+    assert (code, found[:2]) == (3, ["both          0", "only here     0"])
     both = [
         Outcome("both", record(1, 1_000), line(1, 1_000 + later_ms))
         for later_ms in (*range(-1, 98), 400)
@@ -193,13 +194,16 @@ def test_the_account_adds_up_what_was_settled(
     out = record(1, 1_000, reason="logout")
     both += [Outcome("both", out, line(1, 9_000)), Outcome("logout", out, None)]
     code, found = account(*both)
-    assert (code, found["logouts_here"]) == (0, 1)
-    assert found["both_by_reason"] == {"silence": 100, "logout": 1, "gateway_lost": 0}
-    assert found["later_there"] == {"earlier": 1, "same": 1, "later": 98}
-    figures = {"min": -0.001, "p50": 0.048, "p99": 0.097, "max": 0.4}
-    assert found["later_there_s"] == figures
+    assert code == 0
+    assert found[:3] == [
+        "both          101  (silence 100, logout 1)",
+        "later there   min -0.001 s, p50 +0.048 s, p99 +0.097 s, max +0.400 s",
+        "              earlier 1, same 1, later 98",
+    ]
+    assert "logouts here  1  (not reported there)" in found
     code, found = account(*both, Outcome("only there", None, line(1, 5_000)))
-    assert (code, found["only_there_by_why"]["alive"]) == (3, 1)
+    assert code == 3
+    assert "only there    1  (alive 1)" in found
 
 
 # --- a file beside the log --------------------------------------------------------------
@@ -301,10 +305,9 @@ def test_a_file_is_read_up_to_a_bound_whatever_is_in_it(
 def test_both_sides_agree_only_where_somebody_was_compared(compared: Compare) -> None:
     same = [{"uid": "ada", "at": BEGAN + 10}]
     same += [{"uid": uid, "at": SILENT} for uid in ("eve", 7)]
-    code, shown, _ = compared(same, "--json", "--all")
-    *lines, account = [json.loads(line) for line in shown.splitlines()]
-    assert (code, account["account"]["both"]) == (0, 3)
-    assert {line["later_s"] for line in lines} == {0.0}
+    code, shown, _ = compared(same, "--all")
+    assert (code, shown.count("  +0.000 s there\n")) == (0, 3)
+    assert "\nboth          3  (silence 2, logout 1)\n" in shown
     assert compared([*same, {"uid": "eve"}])[0] == 3  # a line is left out
     assert compared([])[0] == 3
 
