@@ -271,14 +271,7 @@ def missing_package(name: str, extra: str) -> str:
 class SidecarProgram(Program):
     """A sidecar with its socket, state and output in *folder*; its address is that of HTTP.
 
-    Args:
-        folder: An empty one.
-        timeout_s: The silence after which a user is offline.
-        settings: TOML; without it the defaults hold, not the settings of this machine.
-        slots: Of its wheel; None: the default.
-        name: In messages.
-        env: Added to its environment.
-        listener: The socket that it inherits, bound to `socket_in(folder)`; None: its own.
+    Without *settings*, which are TOML, the defaults hold, not the settings of this machine.
     """
 
     def __init__(
@@ -316,13 +309,7 @@ def socket_in(folder: Path) -> Path:
 
 
 def redis_server(folder: Path, *words: str, program: str = "redis-server") -> Program:
-    """A Redis without a disk: it is empty whenever it starts.
-
-    Args:
-        folder: For its files.
-        words: More options, such as `--port 7000`.
-        program: Its name or path, or that of another with the same options.
-    """
+    """A Redis without a disk: it is empty whenever it starts."""
     options = ["--dir", str(folder), "--save", "", "--appendonly", "no"]
     return Program(
         name=Path(program).name,

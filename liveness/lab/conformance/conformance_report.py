@@ -56,7 +56,7 @@ def json_report(result: RunResult) -> str:
             "verdict": verdict.outcome.lower(),
             "why": verdict.why or None,
             "findings": [
-                {**found._asdict(), "frames": [seen.as_json() for seen in found.frames]}
+                {**found._asdict(), "frames": [seen.text() for seen in found.frames]}
                 for found in verdict.findings
             ],
         }

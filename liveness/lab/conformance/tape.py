@@ -59,20 +59,9 @@ class Seen(NamedTuple):
             item
             if isinstance(item, str)
             else json.dumps(item, ensure_ascii=False, default=str)
-            for item in self.shortened()
+            for item in (_shortened(item, 0) for item in self.frame)
         )
         return f"{self.at:7.3f} s  link {self.link}  {arrow} {what}"
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "at": round(self.at, 4),
-            "link": self.link,
-            "to": "gateway" if self.is_sent else "sidecar",
-            "frame": self.shortened(),
-        }
-
-    def shortened(self) -> list[object]:
-        return [_shortened(item, 0) for item in self.frame]
 
 
 def _shortened(value: object, level: int) -> object:

@@ -39,13 +39,8 @@ class DemoOptions:
 class DemoRun:
     """All parts of the demo, with their sockets, state and logs in an empty folder.
 
-    Args:
-        folder: The folder.
-        show: Called with each line about an action or a record, and its topic: "action",
-            or the reason of the record; "" for a timer, which only guests create.
-        options: Those of the command line.
-        redis: The path of redis-server; "" if there is one host.
-        gateway_words: The command of another gateway than ours.
+    *show* is called with each line about an action or a record, and its topic: "action", or
+    the reason of the record.
     """
 
     def __init__(

@@ -70,8 +70,7 @@ def test_the_json_is_one_document_with_the_frames() -> None:
     assert untried | {"verdict": "not tried", "why": "no command"} == untried
     ((finding,)) = failed["findings"]
     assert {*finding} == {"situation", "seen", "expected", "frames"}
-    assert finding["frames"][1]["to"] == "sidecar"
-    assert finding["frames"][1]["frame"][2] == {"conn": [2**62, 1.0]}
+    assert finding["frames"][1].startswith("  1.600 s  link 3  → keepalive")
 
 
 def test_the_command_runs_a_gateway_and_says_by_its_exit_code_whether_rules_are_kept(
