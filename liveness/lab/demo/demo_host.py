@@ -20,7 +20,6 @@ from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.cluster.events import ClusterEvent, Listed
 from liveness.cluster.format import ClusterRecord
 from liveness.config.cluster import ClusterSettings
-from liveness.config.sources import load
 from liveness.core.records import ONLINE, identity
 from liveness.lab.common.cluster_judge import ClusterJudge
 from liveness.lab.common.gateway_program import filled
@@ -33,7 +32,6 @@ from liveness.lab.common.processes import (
     SidecarProgram,
     free_port,
     redis_server,
-    socket_in,
 )
 from liveness.lab.common.promises import Record
 from liveness.lab.demo.users import GatewayAddress
@@ -104,7 +102,7 @@ class DemoHost:
         sidecar = SidecarProgram(
             self.folder,
             timeout_s=self.judge.timeout_s,
-            settings=self.settings,
+            settings=f"flush_s = {self.judge.flush_s}\n{self.settings}",
             name=f"sidecar{of}",
         )
         self.socket = sidecar.socket
@@ -169,18 +167,6 @@ class DemoHost:
 def age_s(at_ms: int, now_ms: int) -> float:
     """The least age of a record: its stamp is truncated to a millisecond."""
     return max(0, now_ms - at_ms - 1) / 1_000
-
-
-def flush_s(folder: Path, timeout_s: float) -> float:
-    """How long a gateway of a sidecar in *folder* may collect activity.
-
-    Raises:
-        ConfigError: No sidecar can run there.
-    """
-    options = {"--socket": str(socket_in(folder)), "--timeout": str(timeout_s)}
-    options["--state"] = str(folder / "state")  # the default one needs a HOME
-    no_file = folder / "none.toml"
-    return load(options, environ={}, default_file=no_file).flush
 
 
 class DemoCluster(KeptProgram):

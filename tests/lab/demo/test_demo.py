@@ -1,8 +1,6 @@
 """The demo's parts, in process: plans, scripts, lines, picture and refusals."""
 
-import os
 import re
-import tempfile
 from collections import Counter
 from math import inf
 from pathlib import Path
@@ -14,14 +12,12 @@ from liveness.cli import main
 from liveness.errors import StartError
 from liveness.lab.common.host_judge import Faults
 from liveness.lab.common.promises import Breach
-from liveness.lab.demo.demo_host import flush_s
 from liveness.lab.demo.demo_run import ACTION
 from liveness.lab.demo.launcher import found_redis
 from liveness.lab.demo.picture import fitted
 from liveness.lab.demo.plain_lines import PlainLines, listed
 from liveness.lab.demo.plans import Behaviour, planned
 from liveness.lab.demo.script import Step, actions_of, parsed_script
-from tests.helpers.needs import require_root
 
 # --- what it refuses ----------------------------------------------------------------------
 
@@ -50,18 +46,6 @@ def test_options_that_cannot_be_shown_are_refused_in_one_line(
     assert message in shown.err
 
 
-def test_a_folder_too_long_for_a_socket_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    far = tmp_path / ("too-long-for-a-socket-" * 5)
-    far.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(far))
-    assert main.main(["demo"]) == os.EX_CONFIG
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "socket.path is" in line
-    assert list(far.iterdir()) == []
-
-
 def test_several_hosts_without_the_extra_or_redis_say_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,16 +58,6 @@ def test_several_hosts_without_the_extra_or_redis_say_what_to_install(
         "liveness: the demo with several hosts cannot start: coredis is not installed: "
     )
     assert capsys.readouterr().err.startswith(f"{said}pip install ")
-
-
-def test_it_needs_no_home_of_an_ordinary_user() -> None:
-    require_root()
-    os.seteuid(54_321)
-    try:
-        found = flush_s(Path("/absent"), 9.0)
-    finally:
-        os.seteuid(0)
-    assert found == 0.3
 
 
 # --- scripts and plans --------------------------------------------------------------------
