@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.metadata import Distribution, distributions
@@ -25,7 +24,6 @@ from liveness.config.settings import Config
 from tests.helpers.command_lines import checked
 from tests.helpers.manifests import memory_bytes, quantity
 from tests.helpers.needs import require, require_root
-from tests.helpers.processes import ran
 from tests.helpers.tree import ROOT
 from tests.project.test_packaging import required
 from tests.system.image import (
@@ -459,20 +457,6 @@ def test_a_mistake_in_compose_is_found(name: str, key: str, change: Any) -> None
 
 
 # --- compose.yml: what it does ------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (["--port", "7000", "--users", "0"], "--users: from 1 to 1000"),
-        (["--port", "7000", "--timeout", "nan"], "--timeout: from 1 to 86400"),
-        (["--users", "5"], "the following arguments are required: --port"),
-    ],
-)
-def test_simulated_users_refuse_impossible_flags(asked: list[str], told: str) -> None:
-    done = ran(sys.executable, "-m", "liveness.lab.demo.users", *asked, cwd=ROOT)
-    assert done.returncode == 2
-    assert told in done.stderr.splitlines()[-1]
 
 
 class Composed:

@@ -103,19 +103,8 @@ def cut(part: range, size: int) -> list[range]:
 
 def connected(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(ANSWER_S)
-        sock.connect(str(path))
-        sock.settimeout(None)
-    except OSError:
-        sock.close()
-        raise
+    sock.connect(str(path))
     return sock
-
-
-def shut_down(sock: socket.socket) -> None:
-    with suppress(OSError):  # the server has closed it already
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 class LoadGateway:
@@ -145,17 +134,16 @@ class LoadGateway:
         self._sock = connected(path)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        try:
-            self._request("welcome", "hello", {"protocol": 1, "name": "bench", **hello})
-        except BaseException:
-            self._close()
-            raise
+        self._request("welcome", "hello", {"protocol": 1, "name": "bench", **hello})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        with suppress(OSError):  # the server has closed it already
+            self._sock.shutdown(socket.SHUT_RDWR)  # also for the thread that reads it
+        self._reader.join()
+        self._sock.close()
 
     def send(self, data: bytes | memoryview) -> None:
         """Write encoded frames; blocks while the server does not read."""
@@ -223,11 +211,6 @@ class LoadGateway:
             self.count += len(notices.records)
             self._changed.notify_all()
 
-    def _close(self) -> None:
-        shut_down(self._sock)
-        self._reader.join()
-        self._sock.close()
-
 
 class Pace:
     """Writes frames spread evenly over time, and notes when each was written.
@@ -244,17 +227,13 @@ class Pace:
         self._gateway = gateway
         self._rate = rate
 
-    @property
-    def count(self) -> int:
-        return len(self.lags_s)
-
     def moments(self) -> Iterator[Moment]:
         return map(Moment, self._mono, self._wall_ms)
 
     def run(self, frames: Sequence[bytes]) -> None:
         """Write *frames*, each at its time, which continues from the last call's frames."""
         send, rate, began, done = self._gateway.send, self._rate, self.began.mono, 0
-        first, gather_s = self.count, GATHER_S if rate > GATHER_ABOVE else 0.0
+        first, gather_s = len(self.lags_s), GATHER_S if rate > GATHER_ABOVE else 0.0
         while done < len(frames):
             ahead_s = began + (first + done) / rate - time.perf_counter()
             if ahead_s > 0:

@@ -25,7 +25,6 @@ MAX_BATCH: Final = 1_000_000
 MOST_ITEMS: Final = 3
 MOST_KEYS: Final = 20
 MOST_TEXT: Final = 80
-MOST_LEVELS: Final = 4
 
 OPENED, CLOSED, ENDED, BROKEN = "opened", "closed", "ended", "broken bytes"
 EVENTS: Final = ("login", "keepalive", "message", "logout")
@@ -59,21 +58,20 @@ class Seen(NamedTuple):
             item
             if isinstance(item, str)
             else json.dumps(item, ensure_ascii=False, default=str)
-            for item in (_shortened(item, 0) for item in self.frame)
+            for item in map(_shortened, self.frame)
         )
         return f"{self.at:7.3f} s  link {self.link}  {arrow} {what}"
 
 
-def _shortened(value: object, level: int) -> object:
+def _shortened(value: object) -> object:
     match value:
         case tuple():
-            most = MOST_ITEMS if level < MOST_LEVELS else 0
-            items: list[object] = [_shortened(item, level + 1) for item in value[:most]]
-            more = len(value) - most
+            items: list[object] = [*map(_shortened, value[:MOST_ITEMS])]
+            more = len(value) - MOST_ITEMS
             return [*items, f"… {more} more"] if more > 0 else items
         case dict():
             pairs = [*value.items()][:MOST_KEYS]
-            return {str(key): _shortened(item, level + 1) for key, item in pairs}
+            return {str(key): _shortened(item) for key, item in pairs}
         case bytes():
             return f"bytes {value[:MOST_ITEMS].hex()}…"
         case str() if len(value) > MOST_TEXT:
