@@ -24,7 +24,7 @@ from liveness.lab.bench.floors import DECIDED_MS, NONE
 from liveness.lab.bench.sidecars import Window
 from liveness.lab.bench.systems import SETEX, System, opened, plan
 from liveness.lab.common.figures import OURS, Figure
-from liveness.lab.common.judge import Verdict, judge, p99_ms, quantile
+from liveness.lab.common.judge import Judge, judge, p99_ms, quantile
 from liveness.lab.common.load import BATCH, Moment, now, uid
 
 SINGLES: Final = "server CPU an event, one-uid frames"
@@ -170,7 +170,7 @@ def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 
 def _lateness(
-    name: str, users: int, silent: int, verdict: Verdict, patience_s: float
+    name: str, users: int, silent: int, verdict: Judge, patience_s: float
 ) -> list[Figure]:
     figure = partial(Figure, "lateness", system=name, users=users)
     late_s = [late_s for late_s in verdict.delivered_s if late_s <= patience_s]

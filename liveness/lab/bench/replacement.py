@@ -139,7 +139,7 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
         *_durations(load, planned, crash),
         Figure("restart", "sessions lost", len(load.stayers) - kept, "", NONE),
         Figure("restart", "logouts lost", len(load.leaving), "", NONE),
-        *mistakes("restart", load.judge.verdict()),
+        *mistakes("restart", load.judge),
     ]
 
 

@@ -153,9 +153,8 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
                     floors.OTHERS_DECIDED_MS,
                     floors.OTHERS_DELIVERED_MS,
                 )
-    verdict = judge.verdict()
-    decided_s = quantile(verdict.decided_s, 1.0)
-    delivered_s = quantile(verdict.delivered_s, 1.0)
+    decided_s = quantile(judge.decided_s, 1.0)
+    delivered_s = quantile(judge.delivered_s, 1.0)
     offline_ns = window.server_ns(len(users))
     offline_most_ns = of_load(options, 5_000.0)
     growth_most_mb = of_users(options, 100.0, 250.0)
@@ -163,7 +162,7 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
         Figure("silence", "all decided", decided_s, "s", most_s),
         Figure("silence", "all delivered", delivered_s, "s", most_s),
         Figure("silence", "all acknowledged", acked_s, "s", most_s),
-        *mistakes("silence", verdict),
+        *mistakes("silence", judge),
         *others,
         Figure("silence", "memory growth", growth_mb, "MB", growth_most_mb),
         Figure("silence", "server CPU an offline", offline_ns, "ns", offline_most_ns),

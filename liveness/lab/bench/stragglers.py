@@ -11,7 +11,7 @@ from typing import Final
 
 from liveness.lab.bench.floors import DECIDED_MS, NONE
 from liveness.lab.common.figures import Figure
-from liveness.lab.common.judge import Verdict, judge, p99_ms
+from liveness.lab.common.judge import Judge, judge, p99_ms
 from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Notices, now
 
 PER_S: Final = 50
@@ -50,7 +50,7 @@ class Stragglers(LoadGateway):
         first = next(iter(self._due.values()))
         time.sleep(max(0.0, first.mono - time.perf_counter()))
 
-    def verdict(self, began: float) -> Verdict:
+    def verdict(self, began: float) -> Judge:
         """Judge those that came due from a monotonic moment until now."""
         until = max(time.perf_counter(), began + LEAST_S)
         time.sleep(max(0.0, until - time.perf_counter()))

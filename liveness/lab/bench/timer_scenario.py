@@ -20,7 +20,7 @@ from liveness.lab.bench.sidecars import Window, fresh_sidecar
 from liveness.lab.bench.stragglers import FIRST_S, Stragglers
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.common.figures import Figure
-from liveness.lab.common.judge import Notices, Verdict, judge, p99_ms, quantile
+from liveness.lab.common.judge import Judge, Notices, judge, p99_ms, quantile
 from liveness.lab.common.load import LoadGateway, LoadUsers, Pace, packed
 from liveness.lab.common.processes import SidecarProgram
 
@@ -147,7 +147,7 @@ def _fire(gateway: LoadGateway, options: BenchOptions, stage: Stage) -> list[Fig
     ]
 
 
-def _fired(gateway: LoadGateway, delays_s: Sequence[float], rate: float) -> Verdict:
+def _fired(gateway: LoadGateway, delays_s: Sequence[float], rate: float) -> Judge:
     keys, before, first = _keys(len(delays_s)), gateway.count, len(gateway.notices)
     orders = zip(keys, delays_s, strict=True)
     frames = [packed("after", key, delay_s) for key, delay_s in orders]

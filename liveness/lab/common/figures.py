@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from liveness.lab.common.judge import Verdict
+from liveness.lab.common.judge import Judge
 
 OURS: Final = "liveness"
 
@@ -58,7 +58,7 @@ class Figure:
 HEAD: Final = ("scenario", "figure", "value", "floor", "")
 
 
-def mistakes(scenario: str, verdict: Verdict) -> list[Figure]:
+def mistakes(scenario: str, verdict: Judge) -> list[Figure]:
     return [
         Figure(scenario, "early offlines", verdict.early, "", 0.0),
         Figure(scenario, "false offlines", verdict.false, "", 0.0),

@@ -3,14 +3,10 @@
 The demo has another one, `HostJudge`, which knows the actions of each user.
 """
 
-# array.array cannot be subscripted when it runs, before Python 3.12.
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 # `at` is truncated to a millisecond: the decision was up to this much later.
 AT_S: Final = 0.001
@@ -22,8 +18,10 @@ class Moment(NamedTuple):
     mono: float
     wall_ms: float
 
-    def after(self, seconds: float) -> Moment:
-        return Moment(self.mono + seconds, self.wall_ms + 1000 * seconds)
+    def after(self, seconds: float) -> Self:
+        return self._replace(
+            mono=self.mono + seconds, wall_ms=self.wall_ms + 1000 * seconds
+        )
 
 
 class Notices(NamedTuple):
@@ -31,17 +29,6 @@ class Notices(NamedTuple):
 
     received: float
     records: Sequence[dict[str, Any]]
-
-
-@dataclass(slots=True)
-class Verdict:
-    """Seconds from each deadline to decision and delivery; and counts of broken promises."""
-
-    decided_s: array[float] = field(default_factory=lambda: array("d"))
-    delivered_s: array[float] = field(default_factory=lambda: array("d"))
-    early: int = 0
-    false: int = 0  # also timers that fired twice
-    missing: int = 0
 
 
 class Judge:
@@ -64,25 +51,28 @@ class Judge:
         key: str = "uid",
     ) -> None:
         self._expected, self._timeout_s, self._key = expected, timeout_s, key
-        self._verdict = Verdict()
+        # Seconds from each deadline.
+        self.decided_s, self.delivered_s = array("d"), array("d")
+        self.early = self.false = 0  # false: also timers that fired twice
 
     def take(self, notices: Notices) -> None:
-        verdict, key, timeout_s = self._verdict, self._key, self._timeout_s
+        key, timeout_s = self._key, self._timeout_s
         for record in notices.records:
             moment = self._expected.pop(record.get(key, ""), None)
             is_other = key == "uid" and record.get("reason") != "silence"
             if moment is None or is_other:
-                verdict.false += 1
+                self.false += 1
                 continue
             decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
             delivered_s = notices.received - moment.mono - timeout_s
-            verdict.early += decided_s < -AT_S or delivered_s < 0
-            verdict.decided_s.append(decided_s)
-            verdict.delivered_s.append(delivered_s)
+            self.early += decided_s < -AT_S or delivered_s < 0
+            self.decided_s.append(decided_s)
+            self.delivered_s.append(delivered_s)
 
-    def verdict(self) -> Verdict:
-        self._verdict.missing = len(self._expected)
-        return self._verdict
+    @property
+    def missing(self) -> int:
+        """Users or timers that are not reported so far."""
+        return len(self._expected)
 
 
 def judge(
@@ -91,11 +81,11 @@ def judge(
     *,
     timeout_s: float = 0.0,
     key: str = "uid",
-) -> Verdict:
+) -> Judge:
     judge = Judge(dict(last), timeout_s=timeout_s, key=key)
     for received in notices:
         judge.take(received)
-    return judge.verdict()
+    return judge
 
 
 def quantile(values: Sequence[float], q: float) -> float:
