@@ -33,7 +33,7 @@ from tests.helpers.tree import ROOT
 from tests.service.outlets.kafka_rig import AT, check, record, run_outlet
 
 # Settings of the outlet's pace, in seconds.
-SOON: Final = {"RETRY_S": 0.05, "ASK_S": 0.3, "ASK_EVERY_S": 0.05, "IDLE_POLL_S": 0.02}
+SOON: Final = {"RETRY_S": 0.05, "LATE_S": 0.1, "IDLE_POLL_S": 0.02}
 # Of librdkafka's.
 SOON_BACK: Final = {"reconnect.backoff.max.ms": 200}
 SCHEMA: Final = json.loads((ROOT / "proto/record.schema.json").read_text())
@@ -135,9 +135,7 @@ async def test_brokers_that_go_away_and_come_back_lose_nothing(
     running: Running,
     cluster: KafkaCluster,
     reader: TopicReader,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kafka_outlet, "LATE_S", 0.1)
     async with running(client=SOON_BACK) as service:
         service.log(200)
         await service.until_delivered()
@@ -152,33 +150,6 @@ async def test_brokers_that_go_away_and_come_back_lose_nothing(
         await service.until_delivered()
         assert (service.now.state, service.now.detail) == ("following", "")
     check(reader, 3_200)
-
-
-async def test_nothing_is_taken_for_brokers_that_are_away_from_the_beginning(
-    running: Running, cluster: KafkaCluster, reader: TopicReader
-) -> None:
-    cluster.go_away()
-    async with running(client=SOON_BACK) as service:
-        service.log(3_000)
-        await service.until(lambda: service.now.state == "retrying")
-        assert not service.outlet.log._taken
-        assert service.now.lag_records == 3_000
-        cluster.come_back()
-        await service.until_delivered()
-        assert service.now.state == "following"
-    check(reader, 3_000)
-
-
-async def test_a_stop_does_not_wait_for_an_answer_of_the_brokers(
-    running: Running, cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kafka_outlet, "ASK_S", 2 * kafka_cluster.SOON_S)
-    cluster.go_away()
-    with trio.fail_after(kafka_cluster.SOON_S):
-        async with running(client=SOON_BACK) as service:
-            await service.until(lambda: service.outlet._asks.borrowed_tokens)
-    assert service.outlet._asks.borrowed_tokens  # it still asks, in its thread
-    cluster.come_back()
 
 
 async def test_brokers_that_refuse_the_password_are_named_and_it_is_not_shown(
@@ -197,6 +168,7 @@ async def test_brokers_that_refuse_the_password_are_named_and_it_is_not_shown(
         "debug": "all",
     }
     async with running(client=client) as service:
+        service.log(1)
         await service.until(lambda: service.now.state == "stopped")
         assert "refuse user or password" in service.now.detail
         assert "sesame" not in service.now.detail
@@ -261,10 +233,11 @@ async def test_a_topic_that_is_missing_is_waited_for(
     running: Running, cluster: KafkaCluster, reader: TopicReader
 ) -> None:
     cluster.refuse_topic(kafka_cluster.UNKNOWN_TOPIC)
-    async with running() as service:
+    client = {"topic.metadata.propagation.max.ms": 100}
+    async with running(client=client) as service:
+        service.log(500)
         await service.until(lambda: service.now.state == "stopped")
         assert f"no topic {TOPIC}; create it" in service.now.detail
-        service.log(500)
         cluster.refuse_topic(0)
         await service.until_delivered()
         assert service.now.state == "following"
@@ -319,9 +292,8 @@ async def test_a_pass_of_the_event_loop_hands_over_few_records() -> None:
     client = CountingProducer({"log_level": 0})  # it needs no brokers
     producer = KafkaProducer(
         lambda _: client,
-        TOPIC,
+        KafkaSettings(brokers="", topic=TOPIC),
         log="log",
-        users=False,
         turnstile=Turnstile(),
         delivered=lambda _: None,
     )
@@ -338,17 +310,13 @@ async def test_a_pass_of_the_event_loop_hands_over_few_records() -> None:
 async def test_a_pass_of_the_event_loop_takes_few_acknowledgements(
     cluster: KafkaCluster, reader: TopicReader
 ) -> None:
-    clients = KafkaClients(
-        "out",
-        KafkaSettings(brokers=cluster.brokers, topic=TOPIC),
-        LogThrottle(60, clock=trio.current_time),
-    )
+    settings = KafkaSettings(brokers=cluster.brokers, topic=TOPIC)
+    clients = KafkaClients("out", settings, LogThrottle(60, clock=trio.current_time))
     delivered = list[LogBatch]()
     producer = KafkaProducer(
         clients.make,
-        TOPIC,
+        settings,
         log="log",
-        users=False,
         turnstile=Turnstile(),
         delivered=delivered.append,
     )

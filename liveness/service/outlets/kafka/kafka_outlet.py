@@ -2,8 +2,7 @@
 
 The cursor moves as the brokers acknowledge. When a client of librdkafka has failed, or a
 record was refused, a new client begins at the cursor: nothing is left out, and a record
-sent again has the same log and seq. A client reads nothing from the log until it has found
-the topic, so unreachable brokers cost nothing.
+sent again has the same log and seq.
 """
 
 from typing import Final
@@ -20,8 +19,11 @@ from liveness.service.outlets.common.outlet_log import (
     LogAccess,
     LogBatch,
 )
-from liveness.service.outlets.kafka.kafka_client import KafkaClients, KafkaError
-from liveness.service.outlets.kafka.kafka_errors import Advice, advice_about
+from liveness.service.outlets.kafka.kafka_client import (
+    KafkaClients,
+    KafkaError,
+    advice_about,
+)
 from liveness.service.outlets.kafka.kafka_producer import (
     IDLE_POLL_S,
     POLL_S,
@@ -35,19 +37,14 @@ RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 60.0
 # After this long without an acknowledgement, the brokers count as unreachable.
 LATE_S: Final = 5.0
-# A client asks for the topic when it begins. It waits this long for an answer, while
-# librdkafka tries to connect twenty times a second.
-ASK_S: Final = 2.0
-ASK_EVERY_S: Final = 10.0
 # A stop of the sidecar waits this long for acknowledgements,
 FLUSH_S: Final = 0.2
 # then this long for librdkafka to give back the other records.
 STOP_S: Final = 0.1
 # A failed client gives back all its records: a million take a second.
 PURGE_S: Final = 10.0
-_NO_ANSWER: Final = Advice(
-    OutletState.RETRYING,
-    "the brokers do not acknowledge; look at their logs, and at min.insync.replicas",
+_NO_ANSWER: Final = (
+    "the brokers do not acknowledge; look at their logs, and at min.insync.replicas"
 )
 
 _log = structlog.get_logger("kafka")
@@ -60,9 +57,6 @@ class KafkaOutlet(Outlet):
         super().__init__(f"kafka.{name}", settings, access)
         self._settings = settings
         self._clients = KafkaClients(name, settings, self._log_throttled)
-        # A cancelled question keeps its thread for up to `ASK_S`, so it has a limiter of
-        # its own.
-        self._asks = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
         await self._patiently(self.log.open)
@@ -78,7 +72,7 @@ class KafkaOutlet(Outlet):
         pause_s = RETRY_S
         while True:
             began = self.log.cursor
-            self._show(await self._deliver_by_one())
+            await self._deliver_by_one()
             if self.log.cursor != began:
                 pause_s = RETRY_S
             await trio.sleep(pause_s)
@@ -86,16 +80,16 @@ class KafkaOutlet(Outlet):
             self.retries += 1
             self.log.restart_at(self.log.cursor, is_resumed=True)
 
-    async def _deliver_by_one(self) -> Advice:
-        """Deliver with one client until it fails; return what to do about that."""
+    async def _deliver_by_one(self) -> None:
+        """Deliver with one client until it fails, and show why."""
         try:
             producer = await in_thread(self._make_producer)
         except StartError as error:
-            return Advice(OutletState.STOPPED, str(error))
+            self._show(OutletState.STOPPED, str(error))
+            return
         is_cancelled = True
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._ask, producer)
                 nursery.start_soon(self._send, producer)
                 await self._acknowledge(producer)
                 nursery.cancel_scope.cancel()
@@ -109,32 +103,19 @@ class KafkaOutlet(Outlet):
                 if is_cancelled:
                     await self.log.store_cursor()
         assert producer.failure is not None
-        return self._advice_about(producer.failure)
+        self._show_error(producer.failure)
 
     def _make_producer(self) -> KafkaProducer:
-        settings = self._settings
         return KafkaProducer(
             self._clients.make,
-            settings.topic,
+            self._settings,
             log=self.log.log,
-            users=settings.users_only,
             turnstile=self._access.turnstile,
             delivered=self._note_delivered,
         )
 
-    async def _ask(self, producer: KafkaProducer) -> None:
-        """Ask for the topic until the brokers have it."""
-        while True:
-            asked_at = trio.current_time()
-            error = await producer.find_topic(ASK_S, self._asks)
-            if error is None:
-                return
-            self._show(self._advice_about(error))
-            await trio.sleep_until(asked_at + ASK_EVERY_S)
-
     async def _send(self, producer: KafkaProducer) -> None:
-        """Give the client as much as it has room for, once it has found the topic."""
-        await producer.found.wait()
+        """Give the client as much as it has room for."""
         most = self._settings.max_in_flight
         size = min(READ_RECORDS, most // 2)  # while one is sent, the next one is read
         while producer.failure is None:
@@ -155,12 +136,14 @@ class KafkaOutlet(Outlet):
             if producer.served != served or not producer.in_flight:
                 served, since = producer.served, now
             if now - since > LATE_S:
-                error = producer.newest_error
-                self._show(_NO_ANSWER if error is None else self._advice_about(error))
+                if producer.newest_error is None:
+                    self._show(OutletState.RETRYING, _NO_ANSWER)
+                else:
+                    self._show_error(producer.newest_error)
             if producer.in_flight:
                 await trio.sleep(POLL_S if now - since < SLOW_AFTER_S else SLOW_POLL_S)
             else:
-                if producer.found.is_set() and not self.log.lag_records:
+                if not self.log.lag_records:
                     self._show_following()
                 with trio.move_on_after(IDLE_POLL_S):
                     await producer.given.wait()
@@ -175,14 +158,13 @@ class KafkaOutlet(Outlet):
             self.now_is(OutletState.FOLLOWING)
             _log.info("nothing is in the way of records any longer", outlet=self.name)
 
-    def _advice_about(self, error: KafkaError) -> Advice:
-        advice = advice_about(error, self._settings.topic)
-        return advice._replace(cause=self._clients.without_secrets(error.str()))
+    def _show_error(self, error: KafkaError) -> None:
+        state, text = advice_about(error, self._settings.topic)
+        self._show(state, text, self._clients.without_secrets(error.str()))
 
-    def _show(self, advice: Advice) -> None:
-        """Show why nothing is delivered, and log it."""
-        text, cause = advice.text, advice.cause
-        self.now_is(advice.state, f"{text} ({cause})" if cause else text)
+    def _show(self, state: OutletState, text: str, cause: str = "") -> None:
+        """Show why nothing is delivered, and log it; *cause* in librdkafka's words."""
+        self.now_is(state, f"{text} ({cause})" if cause else text)
         self._log_throttled(
             _log.warning, "records are not delivered; they wait in the log",
             key=text, outlet=self.name, why=text, cause=cause,

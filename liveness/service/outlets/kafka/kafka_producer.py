@@ -1,28 +1,28 @@
 """One client of Kafka, from its first record to its end.
 
-It finds its topic, takes batches, and reports them as delivered in the same order. Each
-call of librdkafka but the one for the topic returns at once: its own threads connect and
-send. Their reports wait in a queue for `serve`, which takes a bounded number at a time.
+It takes batches, and reports them as delivered in the same order. Each call of librdkafka
+returns at once: its own threads connect and send. Their reports wait in a queue for
+`serve`, which takes a bounded number at a time.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final, TypeAlias
 
 import trio
 
+from liveness.config.outlet_settings import KafkaSettings
 from liveness.core.records import GAP, KINDS, Gap, Logged, TimerRecord
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet_log import LogBatch
 from liveness.service.outlets.kafka.kafka_client import (
+    CONSEQUENCES,
     KafkaError,
     KafkaException,
     Producer,
 )
-from liveness.service.outlets.kafka.kafka_errors import CONSEQUENCES
 from liveness.service.storage.log_tail import TailEntry
 from liveness.text import uid_text
 
@@ -52,9 +52,8 @@ class KafkaProducer:
 
     Args:
         make: Makes the client; its argument is called with errors that concern no record.
-        topic: The topic.
+        settings: Which topic, and whether the key is the user of a record, and not its uid.
         log: The id of the log.
-        users: Whether the key is the user of a record, and not its uid.
         turnstile: Passed before each piece of work.
         delivered: Called with each batch that all brokers have, in order.
     """
@@ -62,10 +61,9 @@ class KafkaProducer:
     def __init__(
         self,
         make: Callable[[Callable[[KafkaError], None]], Producer],
-        topic: str,
+        settings: KafkaSettings,
         *,
         log: str,
-        users: bool,
         turnstile: Turnstile,
         delivered: Callable[[LogBatch], None],
     ) -> None:
@@ -75,39 +73,13 @@ class KafkaProducer:
         self.served = 0  # acknowledgements and failures
         self.room = Notifier()
         self.given = Notifier()
-        self.found = trio.Event()  # the topic
-        self._topic = topic
+        self._topic = settings.topic
         self._turnstile = turnstile
         self._log_header: _Header = ("log", log.encode())
-        self._users = users
+        self._users = settings.users_only
         self._delivered = delivered
         self._sent = deque[_Sent]()
         self._producer: Producer | None = make(self._note_error)
-
-    async def find_topic(
-        self, within_s: float, limiter: trio.CapacityLimiter
-    ) -> KafkaError | None:
-        """Ask the brokers for the topic; return an error if they do not confirm it.
-
-        Args:
-            within_s: How long to wait for it. If cancelled, its thread ends by then.
-            limiter: Of these threads.
-        """
-        assert self._producer is not None
-        ask = partial(self._producer.list_topics, self._topic, within_s)
-        try:
-            answer = await in_thread(ask, limiter=limiter, abandon_on_cancel=True)
-        except KafkaException as error:
-            self.serve()  # librdkafka has reported the reason
-            return self.newest_error or error.args[0]
-        self.newest_error = None
-        wrong: KafkaError | None = answer.topics[self._topic].error
-        # A topic that has just been made has no leader yet; the client waits for one.
-        if wrong is not None and wrong.code() != KafkaError.LEADER_NOT_AVAILABLE:
-            return wrong
-        self.found.set()
-        self.given.notify()
-        return None
 
     async def send(self, batch: LogBatch) -> None:
         """Hand over a batch, in pieces; wait while librdkafka has no room for more."""
