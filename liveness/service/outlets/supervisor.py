@@ -49,8 +49,7 @@ def outlets_of(
     """The outlets in the settings, not running yet; None if there are none.
 
     Raises:
-        StartError: A package is not installed, or a file or setting of Redis cannot be
-            used.
+        StartError: A package is missing, or a file or setting of Redis cannot be used.
     """
     if not (config.cluster.is_on or config.webhooks or config.kafka):
         return None
@@ -117,7 +116,6 @@ class Outlets:
     webhooks: "Sequence[WebhookOutlet]" = ()  # among those with cursors
 
     async def run(self) -> None:
-        """Run all outlets until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 if self.cluster is not None:
@@ -136,15 +134,20 @@ class Outlets:
                     names = {other.name for other in self.with_cursors}
                     await self.store.open(keep=names, unused_s=self.retention_s)
                 await outlet.run()
-            except LivenessError as error:
-                outlet.failed(str(error))
-                _log.error("an outlet stopped", outlet=outlet.name, error=str(error))
             except Exception as error:
                 cause: BaseException = error
                 while isinstance(cause, BaseExceptionGroup):  # of a nursery
                     cause = cause.exceptions[0]
-                outlet.failed(f"{type(cause).__name__}: {cause}; please report this")
-                _log.exception("an outlet failed", outlet=outlet.name)
+                if isinstance(cause, LivenessError):
+                    outlet.failed(str(cause))
+                    _log.error(
+                        "an outlet stopped", outlet=outlet.name, error=str(cause)
+                    )
+                else:
+                    outlet.failed(
+                        f"{type(cause).__name__}: {cause}; please report this"
+                    )
+                    _log.exception("an outlet failed", outlet=outlet.name)
             await trio.sleep(RESTART_S)
 
     def now(self) -> list[OutletNow]:

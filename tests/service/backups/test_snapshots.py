@@ -17,7 +17,7 @@ from liveness.core.cursors import CursorRow
 from liveness.core.timer_states import CreateTimer, Fire
 from liveness.errors import StateError
 from liveness.service.backups import snapshots as files
-from liveness.service.outlets.common.outlet_store import StoredCursor, position_in
+from liveness.service.outlets.common.outlet_store import position_in
 from liveness.service.storage import log_store as log_file
 from liveness.service.storage import outlet_schema
 from liveness.service.storage.database import reading
@@ -128,7 +128,7 @@ def test_a_restored_outlet_goes_on_from_its_cursor_and_has_its_dead_letters(
     with opened(there) as (store, _):
         _, log, seq, _ = before[0][0]
         goes_on_after = position_in(
-            StoredCursor(log, seq),
+            (log, seq),
             log=store.log,
             ancestors=store.ancestors,
             newest=10,

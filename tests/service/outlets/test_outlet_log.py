@@ -23,7 +23,6 @@ from liveness.service.outlets.common.outlet_log import (
     OutletLog,
 )
 from liveness.service.outlets.common.outlet_store import (
-    StoredCursor,
     position_in,
     put_cursor,
 )
@@ -69,9 +68,7 @@ async def test_a_sync_fails_while_another_connection_reads_an_older_state(
         with closing(sqlite3.connect(rig.store.path, isolation_level=None)) as reader:
             reader.execute("begin")
             reader.execute("select * from cursors").fetchall()
-            await rig.store.run(
-                lambda db: put_cursor(db, NAME, StoredCursor("log", 1), 0)
-            )
+            await rig.store.run(lambda db: put_cursor(db, NAME, ("log", 1), 0))
             await rig.store.run(lambda db: db.execute("pragma busy_timeout = 0"))
             with pytest.raises(sqlite3.OperationalError, match="is busy"):
                 await rig.store.sync()
@@ -142,7 +139,7 @@ async def test_the_cursor_passes_what_does_not_concern_the_outlet(
             await trio.sleep(CURSOR_S * 1.5)
             assert (log.cursor, log.lag_records) == (4, 0)
             nursery.cancel_scope.cancel()
-        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 4)
+        assert await rig.store.cursor(NAME) == (log.log, 4)
 
 
 async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> None:
@@ -342,15 +339,15 @@ LOG, OTHER = "a" * 16, "b" * 16
 @pytest.mark.parametrize(
     ("found", "ancestors", "start"),
     [
-        pytest.param(StoredCursor(LOG, 7), {}, 7, id="same log"),
-        pytest.param(StoredCursor(LOG, 11), {}, 2, id="lost its end"),
-        pytest.param(StoredCursor(OTHER, 7), {}, 2, id="another log"),
-        pytest.param(StoredCursor(OTHER, 7), {OTHER: 5}, 5, id="a copy"),
-        pytest.param(StoredCursor(OTHER, 4), {OTHER: 5}, 4, id="before it parted"),
+        pytest.param((LOG, 7), {}, 7, id="same log"),
+        pytest.param((LOG, 11), {}, 2, id="lost its end"),
+        pytest.param((OTHER, 7), {}, 2, id="another log"),
+        pytest.param((OTHER, 7), {OTHER: 5}, 5, id="a copy"),
+        pytest.param((OTHER, 4), {OTHER: 5}, 4, id="before it parted"),
     ],
 )
 def test_a_cursor_continues_in_the_log_there_is(
-    found: StoredCursor, ancestors: dict[str, int], start: int
+    found: tuple[str, int], ancestors: dict[str, int], start: int
 ) -> None:
     at = position_in(found, log=LOG, ancestors=ancestors, newest=10, oldest=2)
     assert at == start
@@ -394,7 +391,7 @@ async def test_an_outlet_that_was_not_there_for_long_is_forgotten(
 
     def fill(db: sqlite3.Connection) -> None:
         for name, used_ms in (("old", 0), ("new", 9_000), (NAME, 0)):
-            put_cursor(db, name, StoredCursor(LOG, 5), used_ms)
+            put_cursor(db, name, (LOG, 5), used_ms)
             db.execute(dead, [name])
             db.execute(begun, [name])
 
@@ -430,13 +427,13 @@ async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> No
         log.delivered(await log.take(1))
         with disk.locked(rig.store.path):
             await log.store_cursor()
-        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 0)
+        assert await rig.store.cursor(NAME) == (log.log, 0)
         await log.store_cursor()
-        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 1)
+        assert await rig.store.cursor(NAME) == (log.log, 1)
 
 
 async def test_a_change_that_runs_at_the_stop_is_kept(rig: OutletRig) -> None:
-    cursor, may_end = StoredCursor(LOG, 5), threading.Event()
+    cursor, may_end = (LOG, 5), threading.Event()
 
     def change(db: sqlite3.Connection) -> None:
         put_cursor(db, NAME, cursor, 0)

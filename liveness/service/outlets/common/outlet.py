@@ -35,12 +35,8 @@ class Outlet:
     """An outlet that stores its cursor in `outlets.db`: its log, its state and counts.
 
     It must not delay any other task: it reads the log like other readers, never blocks the
-    event loop, and waits for the `Turnstile` before each larger piece of work.
-
-    Args:
-        name: Its section in the settings, such as `webhooks.mail`.
-        settings: Which records it sends.
-        access: What all outlets share.
+    event loop, and waits for the `Turnstile` before each larger piece of work. Its name is
+    its section in the settings, such as `webhooks.mail`.
     """
 
     def __init__(self, name: str, settings: OutletSettings, access: LogAccess) -> None:
@@ -70,7 +66,6 @@ class Outlet:
         self.now_is(OutletState.STOPPED, why)
 
     def now_is(self, state: OutletState, detail: str = "") -> None:
-        """Set the state, and the text that explains it."""
         if state is not self.state:
             self.state, self._since_ms = state, self._access.clock.state_ms()
         self.detail = detail

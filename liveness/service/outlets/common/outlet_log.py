@@ -22,7 +22,6 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet_store import (
     OutletStore,
-    StoredCursor,
     position_in,
     put_cursor,
 )
@@ -92,7 +91,6 @@ class OutletLog:
 
     @property
     def log(self) -> str:
-        """The log's id."""
         return self._access.log_writer.store.log
 
     @property
@@ -169,7 +167,6 @@ class OutletLog:
         self._caught_up_at = min(self._caught_up_at, decided_at)
 
     def close(self) -> None:
-        """Stop following the log."""
         if self._reader is not None:
             self._access.feed.unfollow(self._reader.tail)
             self._reader.close()
@@ -178,10 +175,8 @@ class OutletLog:
     async def take(self, limit: int, *, linger_s: float = 0.0) -> LogBatch:
         """Wait for records, and take up to *limit*; fewer if they exceed `READ_BYTES`.
 
-        Args:
-            limit: At most this many.
-            linger_s: If there are fewer, how long to wait for more; while the log has
-                more to read, at least `COLLECT_S`.
+        If there are fewer, it waits for more for *linger_s*; while the log has more to read,
+        for at least `COLLECT_S`.
         """
         entries = self._collected = []
         began, size, oldest_ms = inf, 0, self._access.clock.state_ms()
@@ -250,7 +245,7 @@ class OutletLog:
             # Read only when it is this call's turn: while it waited, the outlet may have
             # stored a newer cursor together with the end of a batch.
             seq = self.cursor
-            put_cursor(db, self.name, StoredCursor(log, seq), now_ms)
+            put_cursor(db, self.name, (log, seq), now_ms)
             return seq
 
         self._stored = await self._access.store.run(put)
@@ -263,7 +258,6 @@ class OutletLog:
                 self._caught_up_at = self._access.clock.mono()
 
     def _decided_ms(self, record: Logged | Gap) -> int:
-        """When a record was decided, in milliseconds of the state's clock."""
         clock, log_writer = self._access.clock, self._access.log_writer
         if isinstance(record, Gap):  # found now; the log has no time of it
             return clock.state_ms()

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeAlias, TypeVar
 
 import trio
 
@@ -27,13 +27,8 @@ from liveness.service.storage.database import (
 from liveness.service.storage.outlet_schema import DATABASE, SCHEMA, TABLES
 
 T = TypeVar("T")
-
-
-class StoredCursor(NamedTuple):
-    """The seq up to which an outlet is done, and the id of its log."""
-
-    log: str
-    seq: int
+# The id of a log, and the seq up to which an outlet is done.
+Cursor: TypeAlias = tuple[str, int]
 
 
 class OutletStore:
@@ -61,7 +56,6 @@ class OutletStore:
                 self._db = await in_thread(partial(self._opened, keep, since_ms))
 
     async def close(self) -> None:
-        """Close the database once no call is running."""
         async with self._turn:
             if self._db is not None:
                 self._db.close()
@@ -98,11 +92,12 @@ class OutletStore:
                 )
             return await in_thread(partial(call, db))
 
-    async def cursor(self, outlet: str) -> StoredCursor | None:
-        """The stored cursor of an outlet; None if it is new."""
+    async def cursor(self, outlet: str) -> Cursor | None:
         query = "select log, seq from cursors where outlet = ?"
-        found = await self.run(lambda db: db.execute(query, [outlet]).fetchone())
-        return None if found is None else StoredCursor(*found)
+        found: Cursor | None = await self.run(
+            lambda db: db.execute(query, [outlet]).fetchone()
+        )
+        return found
 
     def _opened(self, keep: Collection[str], since_ms: int) -> sqlite3.Connection:
         with expecting_damage(self.path, "have all outlets begin anew after a restart"):
@@ -148,19 +143,19 @@ def _forget_unused(
         )
 
 
-def put_cursor(db: sqlite3.Connection, outlet: str, at: StoredCursor, ms: int) -> None:
+def put_cursor(db: sqlite3.Connection, outlet: str, cursor: Cursor, ms: int) -> None:
     """Store the cursor of an outlet, used at *ms* of the state's clock.
 
     Call it in a transaction.
     """
     db.execute(
         "insert or replace into cursors values (?, ?, ?, ?)",
-        [outlet, at.log, at.seq, ms],
+        [outlet, *cursor, ms],
     )
 
 
 def position_in(
-    found: StoredCursor,
+    cursor: Cursor,
     *,
     log: str,
     ancestors: Mapping[str, int],
@@ -172,9 +167,10 @@ def position_in(
     *ancestors* has the last shared seq by the id of a log that this one is a copy of;
     *oldest* is the seq before the log's oldest record.
     """
-    if found.log == log and found.seq <= newest:
-        return found.seq
+    found, seq = cursor
+    if found == log and seq <= newest:
+        return seq
     # The cursor is of another log, or past the end of this one, which lost records: send
     # all records after the last common one.
-    shared = ancestors.get(found.log)
-    return oldest if shared is None else min(found.seq, shared, newest)
+    shared = ancestors.get(found)
+    return oldest if shared is None else min(seq, shared, newest)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -157,13 +158,8 @@ class KafkaClients:
         """Log a line of librdkafka, of a kind such as `FAIL`, as a `logging.Logger` would."""
         if _EXPECTED_WARNING in text and kind == "CONFWARN":
             return
-        write = _log.info if level <= logging.INFO else _log.warning
-        if level >= logging.ERROR:
-            write = _log.error
-        elif level <= logging.DEBUG:
-            write = _log.debug
         self._log_throttled(
-            write, "librdkafka", key=("librdkafka", kind, level),
+            partial(_log.log, min(level, logging.ERROR)), "librdkafka", key=("librdkafka", kind, level),
             outlet=self._outlet, kind=kind, text=self.without_secrets(text),
         )  # fmt: skip
 

@@ -68,7 +68,6 @@ class KafkaOutlet(Outlet):
             self.log.close()
 
     async def _deliver(self) -> None:
-        """Deliver, with one client after the other."""
         pause_s = RETRY_S
         while True:
             began = self.log.cursor
@@ -115,7 +114,6 @@ class KafkaOutlet(Outlet):
         )
 
     async def _send(self, producer: KafkaProducer) -> None:
-        """Give the client as much as it has room for."""
         most = self._settings.max_in_flight
         size = min(READ_RECORDS, most // 2)  # while one is sent, the next one is read
         while producer.failure is None:

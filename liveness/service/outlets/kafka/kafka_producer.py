@@ -48,14 +48,7 @@ class KafkaProducer:
     """Sends to one topic.
 
     After its first failure it takes no more records: give the undelivered ones to another
-    producer.
-
-    Args:
-        make: Makes the client; its argument is called with errors that concern no record.
-        settings: Which topic, and whether the key is the user of a record, and not its uid.
-        log: The id of the log.
-        turnstile: Passed before each piece of work.
-        delivered: Called with each batch that all brokers have, in order.
+    producer. *delivered* is called with each batch that all brokers have, in order.
     """
 
     def __init__(
@@ -136,9 +129,7 @@ class KafkaProducer:
     async def close(self, within_s: float) -> None:
         """Take back unacknowledged records, and end librdkafka's threads.
 
-        Args:
-            within_s: The time to take records back. Later ones stay in memory, with their
-                batch.
+        Records that are not back within *within_s* stay in memory, with their batch.
         """
         assert self._producer is not None
         self._producer.purge(blocking=False)

@@ -1,8 +1,7 @@
 """Posts records to HTTP receivers, signed, in order, and tries again.
 
-`cloud_events`, `retry_ladder`, `answers` and `address_check` are pure; `sender` makes one
-attempt, and `attempt_wait` waits for the next; `batch_store` keeps unfinished requests and
-dead letters.
+`cloud_events` and `address_check` are pure; `sender` makes one attempt; `batch_store` keeps
+unfinished requests and dead letters.
 """
 
 # Imports: config, core, errors, service.common, service.outlets.common, text.

@@ -29,11 +29,9 @@ def why_refused(
 ) -> str:
     """Why a webhook must not connect to an address; empty: it may.
 
-    Args:
-        text: The address.
-        allow_private: Whether addresses of this host and of private networks are allowed.
-        loopback_only: Whether the url names this host itself: nothing else is allowed.
-        is_encrypted: Whether the url has https://; else no public address is allowed.
+    *allow_private* is about addresses of this host and of private networks. With
+    *loopback_only* the url names this host itself, and nothing else is allowed; if it is not
+    encrypted, no public address is.
     """
     reasons = {_why_not(address) for address in _meant(ip_address(text))}
     if loopback_only:

@@ -12,7 +12,7 @@ import sqlite3
 from secrets import token_hex
 from typing import Final, NamedTuple
 
-from liveness.service.outlets.common.outlet_store import StoredCursor, put_cursor
+from liveness.service.outlets.common.outlet_store import put_cursor
 from liveness.service.outlets.webhooks.cloud_events import halves, records_in
 
 _COLUMNS: Final = (
@@ -52,7 +52,6 @@ class DeadLetter(NamedTuple):
 
 
 def new_id() -> str:
-    """A `webhook-id` for a new body."""
     return f"msg_{token_hex(16)}"
 
 
@@ -64,7 +63,6 @@ def top_batch(db: sqlite3.Connection, outlet: str) -> StoredBatch | None:
 
 
 def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
-    """Store a new request, or the new state of one."""
     db.execute(
         f"insert or replace into batches (outlet, rung, {_COLUMNS}) "
         "values (?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # `rung` is of older versions
@@ -80,7 +78,7 @@ def finish_batch(
         "delete from batches where outlet = ? and place = ?", [outlet, batch.place]
     )
     if batch.until is not None:
-        put_cursor(db, outlet, StoredCursor(batch.log, batch.until), now_ms)
+        put_cursor(db, outlet, (batch.log, batch.until), now_ms)
     return top_batch(db, outlet)
 
 

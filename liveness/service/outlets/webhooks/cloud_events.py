@@ -22,7 +22,6 @@ def event_of(
     users_only: bool = False,
     is_superseded: bool = False,
 ) -> str:
-    """A record as an event."""
     subject = None
     if isinstance(record, Record):
         subject = uid_text(record.user if users_only else record.uid)
@@ -44,7 +43,6 @@ def check_event(log: str, outlet: str, name: str, at_ms: int) -> str:
 
 
 def joined(events: list[str]) -> bytes:
-    """The body with these events."""
     return f"[{','.join(events)}]".encode()
 
 

@@ -1,4 +1,4 @@
-"""Posts bodies to one receiver, each on a connection of its own: HTTP/1.1, by h11.
+"""Posts bodies to one receiver: HTTP/1.1, by h11.
 
 Redirects are not followed, no proxy or password comes from the environment, and no cookie
 is kept. The url's host is resolved here, and each address is checked. Connections go to
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import h11
@@ -34,6 +34,9 @@ from liveness.service.outlets.webhooks.address_check import why_refused
 from liveness.service.outlets.webhooks.cloud_events import CONTENT_TYPE
 from liveness.text import printable
 
+# A connection is used again within this time: a backlog is sent over one. Servers close those
+# that were idle for some seconds, perhaps just as a request is sent.
+KEPT_S: Final = 1.0
 # The most addresses of a host that are tried in one attempt.
 MOST_ADDRESSES: Final = 4
 # A resolver may block for a minute, so it does not use the threads of the disk.
@@ -58,6 +61,8 @@ _FAILURES: Final = (
 # Characters not escaped in the target of a request: %, and those allowed in a url.
 _IN_TARGETS: Final = "%/?:@!$&'()*+,;=-._~[]"
 
+_Connection: TypeAlias = tuple[trio.abc.Stream, h11.Connection]
+
 
 class PostAnswer(NamedTuple):
     """The answer to one attempt, or why there was none."""
@@ -65,11 +70,10 @@ class PostAnswer(NamedTuple):
     status: int | None  # of HTTP; None: there was no answer
     text: str  # the beginning of the answer's body, or why there was none
     seconds: float = 0.0
-    retry_after: str | None = None  # the header
+    retry_after: float = 0.0  # the seconds that it asks to wait for
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the receiver has the records."""
         return self.status is not None and 200 <= self.status < 300
 
     @property
@@ -83,7 +87,6 @@ class PostAnswer(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The failure, for one line."""
         return self.text if self.status is None else f"it answered {self.status}"
 
 
@@ -108,6 +111,8 @@ class WebhookSender:
         # Files are read when needed: a bad one stops only this outlet.
         self._tls: ssl.SSLContext | None = None
         self._resolver = trio.CapacityLimiter(RESOLVER_THREADS)
+        self._kept: _Connection | None = None
+        self._kept_until = 0.0
 
     async def read_files(self) -> None:
         """Read `ca_file` again, and check the secrets.
@@ -130,14 +135,14 @@ class WebhookSender:
         """
         if self._tls is None:
             await self.read_files()
-        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_BYTES)
-        data = self._request(http, await self._secrets(), webhook_id, body)
+        keys = await self._secrets()
         began, head, said, why = trio.current_time(), None, bytearray(), ""
         with trio.move_on_after(self._settings.timeout_s) as within:
             try:
-                async with self._connected() as stream:
+                async with self._connected() as (stream, http):
                     # The receiver may have answered before it closed the connection.
                     with suppress(trio.BrokenResourceError):
+                        data = self._request(http, keys, webhook_id, body)
                         await stream.send_all(data)
                     async for event in self._answer(stream, http):
                         if isinstance(event, h11.Response):
@@ -152,9 +157,9 @@ class WebhookSender:
         if head is None:
             return PostAnswer(None, why, seconds)
         text = printable(said[:ANSWER_BYTES].decode(errors="replace"))
-        retry_after = dict(head.headers).get(b"retry-after")
-        asked = None if retry_after is None else retry_after.decode("latin-1")
-        return PostAnswer(head.status_code, text, seconds, asked)
+        asked = dict(head.headers).get(b"retry-after", b"")
+        wait_s = float(asked) if asked.isdigit() else 0.0
+        return PostAnswer(head.status_code, text, seconds, wait_s)
 
     async def _secrets(self) -> list[bytes]:
         return await in_thread(partial(secrets, self._name, self._settings))
@@ -174,7 +179,6 @@ class WebhookSender:
                 ("user-agent", "liveness"),
                 ("content-type", CONTENT_TYPE),
                 ("content-length", f"{len(body)}"),
-                ("connection", "close"),
                 ("webhook-id", webhook_id),
                 ("webhook-timestamp", f"{at}"),
                 ("webhook-signature", " ".join(f"v1,{it.decode()}" for it in digests)),
@@ -212,8 +216,43 @@ class WebhookSender:
             )
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[trio.abc.Stream]:
-        """A connection to the first address that accepts.
+    async def _connected(self) -> AsyncIterator["_Connection"]:
+        """A connection for one request; it is kept if the whole answer was read."""
+        connection = await self._take_kept()
+        if connection is None:
+            http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_BYTES)
+            connection = await self._dial(), http
+        stream, http = connection
+        try:
+            yield connection
+            is_free = http.our_state is http.their_state is h11.DONE
+            if is_free and not http.trailing_data[0] and self._kept is None:
+                http.start_next_cycle()
+                self._kept, self._kept_until = connection, trio.current_time() + KEPT_S
+        finally:
+            if self._kept is not connection:
+                await trio.aclose_forcefully(stream)
+
+    async def _take_kept(self) -> "_Connection | None":
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        stream = kept[0]
+        if isinstance(stream, trio.SSLStream):
+            stream = stream.transport_stream
+        assert isinstance(stream, trio.SocketStream)
+        # The receiver's end makes the socket readable.
+        if trio.current_time() < self._kept_until and not stream.socket.is_readable():
+            return kept
+        await trio.aclose_forcefully(stream)
+        return None
+
+    async def close(self) -> None:
+        self._kept_until = 0.0
+        await self._take_kept()
+
+    async def _dial(self) -> trio.abc.Stream:
+        """Connect to the first address that accepts.
 
         Each has an equal share of the time, and so has the answer.
         """
@@ -224,15 +263,10 @@ class WebhookSender:
             address, *addresses = addresses
             try:
                 with trio.fail_after(share_s):
-                    stream = await self._connect(address)
-                break
+                    return await self._connect(address)
             except (OSError, trio.BrokenResourceError, trio.TooSlowError):
                 if not addresses:
                     raise
-        try:
-            yield stream
-        finally:
-            await trio.aclose_forcefully(stream)
 
     async def _connect(self, address: str) -> trio.abc.Stream:
         stream = await trio.open_tcp_stream(address, self._port)

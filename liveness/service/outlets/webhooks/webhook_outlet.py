@@ -8,7 +8,6 @@ delivery continues after them.
 
 import sqlite3
 from collections.abc import Callable
-from email.utils import parsedate_to_datetime
 from functools import partial
 from random import random
 from typing import Final, TypeVar
@@ -64,22 +63,16 @@ class WebhookOutlet(Outlet):
         self._tried_now = Notifier()  # ends the wait for the next attempt
 
     async def run(self) -> None:
-        failure: LivenessError | None = None
         try:
             await self._sender.read_files()
             self.dead_kept = await self._store(batch_store.count_letters)
             await self._finish_begun()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.log.keep_cursor)
-                try:
-                    await self._follow()
-                except LivenessError as error:  # a nursery would wrap it
-                    failure = error
-                nursery.cancel_scope.cancel()
+                await self._follow()
         finally:
             self.log.close()
-        if failure is not None:
-            raise failure
+            await self._sender.close()
 
     # --- for operators ----------------------------------------------------------------
 
@@ -155,6 +148,8 @@ class WebhookOutlet(Outlet):
             answer = await self._sender.post(new_id(), joined([event]))
         except LivenessError as error:
             return PostAnswer(None, str(error))
+        finally:
+            await self._sender.close()
         if answer.is_accepted:
             self._tried_now.notify()
         return answer
@@ -237,9 +232,7 @@ class WebhookOutlet(Outlet):
     async def _again(self, batch: StoredBatch, answer: PostAnswer) -> StoredBatch:
         clock = self._access.clock
         wait_s = self.settings.waits_s[batch.attempts - 1]
-        if answer.retry_after is not None:
-            asked_s = asked_wait_s(answer.retry_after, clock.wall_ms())
-            wait_s = max(wait_s, min(asked_s, MOST_ASKED_S))
+        wait_s = max(wait_s, min(answer.retry_after, MOST_ASKED_S))
         wait_ms = round(wait_s * (1 + RETRY_JITTER * random()) * 1000)
         batch = batch._replace(
             next_ms=clock.state_ms() + wait_ms, wait_ms=wait_ms, error=answer.short
@@ -316,14 +309,3 @@ class WebhookOutlet(Outlet):
         return await self._patiently(
             lambda: store.run(lambda db: call(db, self.name, *arguments))
         )
-
-
-def asked_wait_s(header: str, now_ms: int) -> float:
-    """The wait requested by `Retry-After`, in seconds; 0 if it is not valid."""
-    text = header.strip()
-    if text.isascii() and text.isdigit():
-        return float(text)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - now_ms / 1000)
-    except (ValueError, OverflowError):
-        return 0.0

@@ -27,7 +27,9 @@ async def test_each_secret_of_the_file_signs(
 ) -> None:
     both = f"{SECRET}\n\n  {SECOND_SECRET}\r\n"
     chosen = settings(tmp_path / "s", both, receiver.url)
-    await WebhookSender("webhooks.mail", chosen, Clock(), Turnstile()).post("m", BODY)
+    sender = WebhookSender("webhooks.mail", chosen, Clock(), Turnstile())
+    await sender.post("m", BODY)
+    await sender.close()
     (request,) = receiver.received
     assert request.id == "m"
     for secret in (SECRET, SECOND_SECRET):

@@ -1,19 +1,17 @@
 """Requests that wait for their next attempt: what is shown, and what ends a wait."""
 
 import sqlite3
-from typing import Final
 
 import pytest
 import trio
 
-from liveness.service.outlets.common.outlet_store import StoredCursor, put_cursor
+from liveness.service.outlets.common.outlet_store import put_cursor
 from liveness.service.outlets.webhooks import batch_store
 from liveness.service.outlets.webhooks.batch_store import StoredBatch, put_batch
 from liveness.service.outlets.webhooks.cloud_events import joined
 from liveness.service.outlets.webhooks.webhook_outlet import (
     LOOK_S,
     MOST_ASKED_S,
-    asked_wait_s,
 )
 from tests.service.outlets.outlet_rig import TEN_DAYS, OutletRig, on
 from tests.service.outlets.webhooks.receiver import (
@@ -107,7 +105,7 @@ async def test_a_request_that_ends_notes_the_use_of_the_outlet_by_the_clock_of_t
     """It is not seen in the database: the outlet soon stores its cursor again."""
     used_ms = list[int]()
 
-    def put(db: sqlite3.Connection, outlet: str, at: StoredCursor, ms: int) -> None:
+    def put(db: sqlite3.Connection, outlet: str, at: tuple[str, int], ms: int) -> None:
         used_ms.append(ms)
         put_cursor(db, outlet, at, ms)
 
@@ -160,9 +158,7 @@ async def test_a_request_from_beyond_the_end_of_a_shorter_log_moves_no_cursor(
     begun = StoredBatch(0, log, 12, "msg_1", joined([]), 0, 0)
     await rig.store.open(keep=["webhooks.mail"], unused_s=1_000)
     await rig.store.run(lambda db: put_batch(db, "webhooks.mail", begun))
-    await rig.store.run(
-        lambda db: put_cursor(db, "webhooks.mail", StoredCursor(log, 9), 0)
-    )
+    await rig.store.run(lambda db: put_cursor(db, "webhooks.mail", (log, 9), 0))
     async with outlet_to(receiver.url, rig) as outlet:
         await until(lambda: outlet.now().sent)
         rig.publish(*(on(seq, f"u{seq}") for seq in range(6, 16)))
@@ -171,24 +167,6 @@ async def test_a_request_from_beyond_the_end_of_a_shorter_log_moves_no_cursor(
 
 
 # --- what a receiver asks for -----------------------------------------------------------
-
-NOW_MS: Final = 1_795_668_168_500
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("120", 120),
-        (" 0 ", 0),
-        ("Thu, 26 Nov 2026 04:43:48 GMT", 59.5),
-        ("Thu, 26 Nov 2026 04:42:00 GMT", 0),
-        *((bad, 0) for bad in ("", "-1", "1.5", "soon", "\xb2", "Thu, 99 Nov 2026")),
-    ],
-)
-def test_a_receiver_asks_for_a_wait_in_seconds_or_until_a_date(
-    header: str, seconds: float
-) -> None:
-    assert asked_wait_s(header, NOW_MS) == pytest.approx(seconds)
 
 
 async def test_no_receiver_asks_for_more_than_the_longest_wait(

@@ -1,5 +1,6 @@
 """One attempt, to a server that fails in every way."""
 
+import math
 import socket
 import ssl
 import threading
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from liveness.config.outlet_settings import WebhookSettings
@@ -17,6 +19,7 @@ from liveness.errors import ConfigError, StartError
 from liveness.lab.common.processes import free_port
 from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
+from liveness.service.outlets.webhooks import sender as sender_module
 from liveness.service.outlets.webhooks.sender import (
     ANSWER_BYTES,
     MOST_BYTES,
@@ -54,7 +57,11 @@ async def sender_to(
     url: str, turnstile: Turnstile | None = None, **settings: Any
 ) -> AsyncIterator[WebhookSender]:
     chosen = WebhookSettings(url=url, **{"secret_file": SECRET_FILE} | settings)
-    yield WebhookSender("webhooks.mail", chosen, Clock(), turnstile or Turnstile())
+    sender = WebhookSender("webhooks.mail", chosen, Clock(), turnstile or Turnstile())
+    try:
+        yield sender
+    finally:
+        await sender.close()
 
 
 async def posted(url: str, **settings: Any) -> PostAnswer:
@@ -85,7 +92,6 @@ async def test_a_request_is_signed_and_has_what_the_url_says(
         "user-agent",
         "content-type",
         "content-length",
-        "connection",
         "webhook-id",
         "webhook-timestamp",
         "webhook-signature",
@@ -230,14 +236,41 @@ async def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
     assert (answer.status, len(receiver.received)) == (307, 1)
 
 
-async def test_what_the_receiver_asks_for_is_kept(receiver: Receiver) -> None:
-    receiver.usually = answering(429, Retry_After="120")
-    assert (await posted(receiver.url)).retry_after == "120"
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("120", 120),
+        (" 0 ", 0),
+        ("9" * 5_000, math.inf),
+        *(
+            (bad, 0)
+            for bad in ("", "-1", "1.5", "soon", "Thu, 26 Nov 2026 04:43:48 GMT")
+        ),
+    ],
+)
+async def test_the_receiver_asks_for_a_wait_in_seconds(
+    receiver: Receiver, header: str, seconds: float
+) -> None:
+    receiver.usually = answering(429, Retry_After=header)
+    assert (await posted(receiver.url)).retry_after == seconds
 
 
 async def test_a_refused_connection_is_no_answer(jumping: MockClock) -> None:
     answer = await posted(f"http://127.0.0.1:{free_port()}/")
     assert (answer.status, answer.text) == (None, "Connection refused")
+
+
+async def test_a_connection_is_used_again_soon_unless_the_receiver_has_closed_it(
+    receiver: Receiver,
+) -> None:
+    async with sender_to(receiver.url) as sender:
+        for number, how in enumerate((OK, ending(HEAD + b"hello"), OK, OK)):
+            receiver.next.append(how)
+            assert (await sender.post(f"msg_{number}", BODY)).is_accepted
+            await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(sender_module.KEPT_S)
+        assert (await sender.post("msg_4", BODY)).is_accepted
+    assert [request.connection for request in receiver.received] == [1, 1, 2, 2, 3]
 
 
 # --- TLS ------------------------------------------------------------------------------
@@ -334,6 +367,7 @@ async def test_the_address_that_was_checked_is_connected_to(
         return resolve(name, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    monkeypatch.setattr(sender_module, "KEPT_S", 0.0)
     url = receiver.url_of("hook.example")
     async with sender_to(url, allow_private=True) as sender:
         assert (await sender.post("msg_1", BODY)).status == 204
