@@ -11,8 +11,7 @@ import trio
 
 from liveness.cli.options import Json, declared
 from liveness.cluster.connection import Redis, connected
-from liveness.cluster.questions import hosts
-from liveness.cluster.terms import of_another_form, read_terms
+from liveness.cluster.questions import hosts, of_another_form, read_terms
 from liveness.config.cluster import ClusterSettings
 from liveness.console.admin_client import CommandError
 from liveness.console.cluster_lines import cluster_errors, configured_cluster
@@ -47,7 +46,6 @@ async def _read(redis: Redis) -> dict[str, Any]:
             "no host has published here yet: start a sidecar with these settings, or "
             "correct cluster.prefix"
         )
-    servers = [_server(found) for found in await redis.information()]
     rows = [
         row._asdict() | {"state": row.state.name.lower()}
         for row in await hosts(redis, terms.partitions)
@@ -56,7 +54,6 @@ async def _read(redis: Redis) -> dict[str, Any]:
     users = sum(row["users"] for row in partitions)
     return {
         "users": users,
-        "servers": servers,
         "hosts": rows,
         "partitions": partitions,
     }
@@ -75,26 +72,9 @@ async def _partition(redis: Redis, number: int) -> dict[str, Any]:
     }
 
 
-def _server(found: Mapping[str, str]) -> dict[str, object]:
-    return {
-        "address": found["address"],
-        "version": found.get("valkey_version", found.get("redis_version")),
-        "used_memory": found.get("used_memory_human"),
-        "maxmemory": found.get("maxmemory_human"),
-        "policy": found.get("maxmemory_policy"),
-    }
-
-
 def as_text(picture: Mapping[str, Any]) -> str:
-    """The picture for a person: a line for each server, and two tables."""
+    """The picture for a person: two tables."""
     lines = [f"users online  {picture['users']}"]
-    for server in picture["servers"]:
-        what = "INFO is not permitted"
-        if server["version"] is not None:
-            what = f"{server['version']}, {server['used_memory']} used"
-            what += f" of {server['maxmemory']}" if server["maxmemory"] != "0B" else ""
-            what += f", {server['policy']}"
-        lines.append(f"redis         {server['address']}  {what}")
     shown = [["host", "state", "sessions", "last heard", "log"]]
     for row in picture["hosts"]:
         state = row["state"]

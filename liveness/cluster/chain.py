@@ -22,7 +22,7 @@ A `Chain` has the next read (`request`) and takes the answer. Reads may be repea
 from collections import deque
 from collections.abc import Container, Generator, Sequence
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from liveness.cluster.events import (
     ClusterEvent,
@@ -40,8 +40,8 @@ from liveness.cluster.format import (
     StreamEntry,
     entry_of,
     host_of,
-    place_of,
     sessions_of,
+    unmarked,
     version_name,
 )
 from liveness.core.records import OFFLINE, identity
@@ -60,16 +60,11 @@ MOST_WAIT: Final = 10
 UNLISTED: Final = "!"
 
 
-class Request(NamedTuple):
-    """A read of `connection.Redis`: the name of its method, and its further arguments."""
-
-    method: str
-    args: tuple[Any, ...] = ()
-
-
+# A read of `connection.Redis`: the name of its method, and its further arguments.
+Request: TypeAlias = tuple[str, tuple[Any, ...]]
 _Steps: TypeAlias = Generator[Request, Any, None]
-_NEWEST: Final = Request("meta", ("v", "t"))
-_EVERYTHING: Final = Request("everything")
+_NEWEST: Final[Request] = ("meta", ("v", "t"))
+_EVERYTHING: Final[Request] = ("everything", ())
 
 
 def version_of(name: str) -> int:
@@ -104,16 +99,18 @@ class _List:
             self._stored[user] = session
 
     def finish(self, meta: Fields, *, is_settled: bool) -> None:
-        """Take the hash of the partition, from after the last user was read."""
         hosts = _hosts_of(meta) | self._hosts
         for user, session in self._stored.items():
             incarnation, number, since, gateway, device = session
             # A host in neither hash began and ended in between: its users have records.
             host = hosts.get(incarnation, "")
-            place = place_of(user, host, gateway, number, since, device=device)
-            self.places[user] = place
+            place = Place(user, host, gateway, number, since, "", device)
+            self.places[user] = unmarked(place)
         self._stored.clear()
-        self.end, self.is_settled = _name_of(meta.get(b"v"), meta.get(b"t")), is_settled
+        self.end, self.is_settled = (
+            version_name(meta.get(b"v"), meta.get(b"t")),
+            is_settled,
+        )
 
     def apply(self, record: ClusterRecord) -> None:
         """Apply a record that came after the first user was read."""
@@ -126,13 +123,9 @@ class _List:
 class Chain:
     """One reader of one partition.
 
-    Args:
-        partition: Its number.
-        position: That of an earlier reader, to continue from; empty: from the oldest entry;
-            None: after the newest one.
-        lists: Whether to list the online users: at first, unless there is a position, and
-            after each rollback and gap.
-        lease_s: The lease of the hosts.
+    *position* is that of an earlier reader, to continue from; empty: from the oldest entry;
+    None: after the newest one. With *lists*, the online users are listed at first, unless
+    there is a position, and after each rollback and gap.
     """
 
     def __init__(
@@ -177,7 +170,6 @@ class Chain:
 
     @property
     def position(self) -> str:
-        """Where another reader can continue."""
         return self.name + UNLISTED if self._needs_list else self.name
 
     def answer(self, answer: Any, now: float) -> list[Delivery]:
@@ -202,7 +194,7 @@ class Chain:
 
     def _run(self) -> _Steps:
         if not self._names:
-            self._names.append(_name_of(*(yield _NEWEST)))
+            self._names.append(version_name(*(yield _NEWEST)))
             self.is_caught_up = not self.name
         while True:
             if self._needs_list and self._list is None and self._now >= self._list_at:
@@ -213,11 +205,11 @@ class Chain:
         self, method: str, version: int
     ) -> Generator[Request, Any, list[StreamEntry]]:
         found: Sequence[tuple[bytes, Fields]]
-        found = yield Request(method, (version, PAGE))
+        found = yield method, (version, PAGE)
         return [entry_of(self.partition, *entry) for entry in found]
 
     def _follow(self) -> _Steps:
-        newest = _name_of(*(yield _NEWEST))
+        newest = version_name(*(yield _NEWEST))
         # Nothing is there: Redis was emptied, and no host has come back yet.
         self.is_caught_up = newest in ("", self.name)
         if self.is_caught_up:
@@ -292,7 +284,7 @@ class Chain:
         version are of another chain: for instance from before somebody deleted the hash of
         the partition, but not the stream.
         """
-        known, name = set(self._names), _name_of(*(yield _NEWEST))
+        known, name = set(self._names), version_name(*(yield _NEWEST))
         until = version_of(name)
         while name not in known:
             entries = yield from self._entries("earlier_entries", until)
@@ -316,8 +308,8 @@ class Chain:
         listing = self._list = _List(meta)
         cursor = 0
         while True:
-            cursor, users, newest = yield Request("scan", (cursor, SCAN_USERS))
-            listing.add(users, known=self._names, name=_name_of(*newest))
+            cursor, users, newest = yield "scan", (cursor, SCAN_USERS)
+            listing.add(users, known=self._names, name=version_name(*newest))
             if cursor == 0:
                 break
         meta = yield _EVERYTHING
@@ -364,10 +356,6 @@ class Chain:
         known_us = max((host.beat for host in hosts), default=0) - born
         known_s = max(known_us / 1e6, self._now - self._began_at)
         return known_s >= self._lease_s
-
-
-def _name_of(version: bytes | None, token: bytes | None) -> str:
-    return "" if version is None else version_name(version, token or b"")
 
 
 def _hosts_of(meta: Fields) -> dict[int, str]:

@@ -24,8 +24,14 @@ from liveness.cluster.chain import UNLISTED, Chain
 from liveness.cluster.connection import CallError, Redis, connected
 from liveness.cluster.events import ClusterEvent, Delivery
 from liveness.cluster.format import ClusterRecord, Place
-from liveness.cluster.questions import HostRow, hosts, places_of
-from liveness.cluster.terms import ClusterTerms, of_another_form, read_terms
+from liveness.cluster.questions import (
+    ClusterTerms,
+    HostRow,
+    hosts,
+    of_another_form,
+    places_of,
+    read_terms,
+)
 from liveness.config.cluster import ClusterSettings
 from liveness.core.records import Uid, identity
 from liveness.errors import ReportError
@@ -256,7 +262,6 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         ]
 
     async def _read_all(self) -> bool:
-        """Read each partition once, some at a time; return whether there were no events."""
         now, late = anyio.current_time(), self._retry_at
         due = deque(it for it in self._chains if late.get(it.partition, now) <= now)
         count, is_idle = len(due), True
@@ -396,7 +401,6 @@ def text_of(positions: Positions) -> str:
 
 
 def parsed(position: str) -> Positions:
-    """The positions of partitions in one text."""
     positions = Positions()
     for part in position.split(","):
         match = _PART.fullmatch(part)

@@ -5,17 +5,27 @@ node of the Cluster has its slot. Any other failure is a `CallError`; the next c
 for the right server again.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import hashlib
+from binascii import crc_hqx
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib import resources
+from math import inf
 from typing import Any, Final, TypeAlias
 
-from anyio import TASK_STATUS_IGNORED, create_task_group, sleep_forever
+from anyio import (
+    TASK_STATUS_IGNORED,
+    Lock,
+    create_task_group,
+    current_time,
+    fail_after,
+    sleep_forever,
+)
 from anyio.abc import TaskGroup, TaskStatus
 
 from liveness.cluster.format import PartitionKeys, keys_of
-from liveness.cluster.functions import Functions, functions
 from liveness.cluster.nodes import Address, CallError, RedisNode, Word, check_start
-from liveness.cluster.slots import SlotMap
 from liveness.config.cluster import ClusterSettings
 
 __all__ = ["CallError", "Redis", "connected"]
@@ -23,13 +33,34 @@ __all__ = ["CallError", "Redis", "connected"]
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
 TIMEOUT_S: Final = 2.0
+SLOTS: Final = 16_384
+# The pause between two reads of the slots while a master fails: a failover takes seconds,
+# and a thousand hosts then send 2,000 small commands a second.
+LOOK_PAUSE_S: Final = 0.5
 # After these failures, another node may have the slot.
 _MAY_HAVE_MOVED: Final = frozenset({"timeout", "connection", "moving", "readonly"})
+_SERVER_CLOCK: Final = "local t = call('TIME'); return t[1] * 1000000 + t[2]"
 _IS_CLUSTER: Final = "it is a Cluster: name cluster.nodes in place of cluster.url"
 _NOT_LOADED: Final = (
     "the functions of this version are not there: let a sidecar of this version run, or "
     "grant +function|load"
 )
+
+
+@cache
+def functions(clock: str = _SERVER_CLOCK) -> tuple[str, str]:
+    """The library of `functions.lua`, and the prefix of the names in it.
+
+    The prefix is a hash: sidecars of two versions each call their own on one Redis.
+
+    Args:
+        clock: Lua that returns the microseconds now; a simulation has a clock of its own.
+    """
+    file = resources.files("liveness.cluster") / "functions.lua"
+    source = file.read_text(encoding="utf-8").replace("@NOW@", clock)
+    digest = hashlib.sha256(source.encode()).hexdigest()[:8]
+    source = source.replace("@LIBRARY@", f"liveness_{digest}")
+    return source.replace("@PREFIX@", f"lv_{digest}_"), f"lv_{digest}_"
 
 
 class Redis:
@@ -50,24 +81,21 @@ class Redis:
         *,
         timeout_s: float = TIMEOUT_S,
         must_keep: bool = False,
-        functions: Functions = functions(),  # noqa: B008 - the same for all
+        functions: tuple[str, str] = functions(),
     ) -> None:
         check_start(settings)
-        self.error: CallError | None = None  # of the newest call; None: it succeeded
+        # Of the newest call; None: it succeeded.
+        self.error: CallError | None = CallError("connection", "nothing was asked yet")
         self._settings = settings
         self._timeout_s = timeout_s
         self._must_keep = must_keep
-        self._functions = functions
+        self._source, self._prefix = functions
         self._tasks: TaskGroup | None = None
         self._servers: dict[Address, RedisNode] = {}
         self._keys: dict[int, PartitionKeys] = {}
         addresses = [Address(*server) for server in settings.servers]
         self._only = None if settings.nodes else addresses[0]
         self._slots = SlotMap(addresses, self._server, timeout_s=timeout_s)
-
-    @property
-    def is_connected(self) -> bool:
-        return any(server.is_connected for server in self._servers.values())
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Keep the connections until cancelled; Redis may be down."""
@@ -82,18 +110,20 @@ class Redis:
 
     # --- functions and reads --------------------------------------------------------
 
-    async def call(self, function: str, partition: int, args: Sequence[Word]) -> Any:
-        """Call a function of the library; without an answer it may have run."""
-        return await self._function(b"FCALL", function, partition, args)
-
     async def read(self, function: str, partition: int, args: Sequence[Word]) -> Any:
-        """Call a function that only reads."""
-        return await self._function(b"FCALL_RO", function, partition, args)
+        """Call a function of the library that only reads."""
+        return await self.call(function, partition, args, command=b"FCALL_RO")
 
-    async def _function(
-        self, command: bytes, function: str, partition: int, args: Sequence[Word]
+    async def call(
+        self,
+        function: str,
+        partition: int,
+        args: Sequence[Word],
+        *,
+        command: bytes = b"FCALL",
     ) -> Any:
-        name, keys = self._functions.prefix + function, self._keys_of(partition)
+        """Call a function of the library; without an answer it may have run."""
+        name, keys = self._prefix + function, self._keys_of(partition)
         return await self._send(partition, command, name, len(keys), *keys, *args)
 
     async def entries(
@@ -147,23 +177,6 @@ class Redis:
         count: int = await self._send(partition, b"HLEN", key)
         return count
 
-    async def information(self) -> list[dict[str, str]]:
-        """The INFO of each master, and its `address`; empty if the user may not see it."""
-        masters = {self._only} if self._only else await self._slots.masters()
-        return [await self._information(address) for address in sorted(masters)]
-
-    async def _information(self, address: Address) -> dict[str, str]:
-        found = {"address": str(address)}
-        try:
-            for section in (b"server", b"memory"):
-                text = (await self._ask(address, b"INFO", section)).decode()
-                pairs = (line.partition(":") for line in text.splitlines())
-                found |= {name: value for name, colon, value in pairs if colon}
-        except CallError as failure:
-            if failure.kind != "permission":
-                raise
-        return found
-
     # --- sending ------------------------------------------------------------------
 
     async def _send(
@@ -189,8 +202,6 @@ class Redis:
                 raise
             if self._only:
                 raise CallError("moving", f"{failure}; {_IS_CLUSTER}") from None
-        if not is_ask:
-            self._slots.move(partition, target)
         return await self._ask(target, command, *words, then=then, asking=is_ask)
 
     async def _ask(self, address: Address, *words: Any, **options: Any) -> Any:
@@ -208,7 +219,7 @@ class Redis:
 
     async def _load(self, server: RedisNode) -> None:
         try:
-            await server.send(b"FUNCTION LOAD", self._functions.source)
+            await server.send(b"FUNCTION LOAD", self._source)
         except CallError as failure:
             if failure.kind == "permission":
                 raise CallError("permission", f"{failure}; {_NOT_LOADED}") from None
@@ -237,6 +248,104 @@ class Redis:
         if keys is None:
             keys = self._keys[partition] = keys_of(self._settings.prefix, partition)
         return keys
+
+
+class SlotMap:
+    """The masters of a Cluster and their slots, as one of the nodes sees them.
+
+    They are read again, by the next call, after a call has failed. *timeout_s* is the
+    longest time for that.
+    """
+
+    def __init__(
+        self,
+        seeds: Iterable[Address],
+        server: Callable[[Address], RedisNode],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._seeds = tuple(seeds)
+        self._nodes = list(self._seeds)  # the next one to ask is the first
+        self._server = server
+        self._timeout_s = timeout_s
+        self._ranges: list[tuple[int, int, Address]] = []
+        self._is_doubtful = True
+        self._looked_at = -inf
+        self._looking = Lock()
+
+    @property
+    def nodes(self) -> set[Address]:
+        return {*self._nodes, *self._seeds}
+
+    async def master_of(self, partition: int) -> Address:
+        """The master of a partition; a `CallError` if there is none, or no answer."""
+        await self._refresh()
+        slot = crc_hqx(b"%d" % partition, 0) % SLOTS  # of the hash tag of its keys
+        for first, last, address in self._ranges:
+            if first <= slot <= last:
+                return address
+        self._is_doubtful = True
+        raise CallError("moving", f"no node of the Cluster has slot {slot}")
+
+    def doubt(self, address: Address) -> None:
+        """Note that a node failed or redirected: others have its slots, now or soon."""
+        self._is_doubtful = True
+        self._ask_last(address)
+
+    def _ask_last(self, address: Address) -> None:
+        if address in self._nodes:
+            self._nodes.remove(address)
+            self._nodes.append(address)
+
+    async def _refresh(self) -> None:
+        """Read the slots if they may have changed; one caller at a time waits for that."""
+        if self._ranges and (self._looking.locked() or not self._is_due):
+            return
+        try:
+            with fail_after(self._timeout_s):
+                async with self._looking:
+                    if not self._ranges or self._is_due:
+                        await self._look()
+        except TimeoutError:
+            if not self._ranges:
+                late = f"no node of the Cluster answered within {self._timeout_s:g} s"
+                raise CallError("timeout", late) from None
+
+    @property
+    def _is_due(self) -> bool:
+        return self._is_doubtful and current_time() >= self._looked_at + LOOK_PAUSE_S
+
+    async def _look(self) -> None:
+        failure = CallError("moving", "the nodes of the Cluster know no master")
+        self._looked_at = current_time()
+        for address in dict.fromkeys([*self._nodes, *self._seeds]):
+            self._ask_last(address)  # a single one may be cut off from the others
+            try:
+                rows = await self._server(address).send(b"CLUSTER SLOTS")
+            except CallError as error:
+                failure = error
+                continue
+            self._learn(rows, address)
+            break
+        if not self._ranges:
+            raise failure
+
+    def _learn(self, rows: list[list[Any]], asked: Address) -> None:
+        ranges, nodes = list[tuple[int, int, Address]](), dict[Address, None]()
+        for first, last, *places in rows:
+            addresses = [_address(place, asked) for place in places]
+            nodes.update(dict.fromkeys(addresses))
+            ranges.append((first, last, addresses[0]))
+        self._ranges = ranges
+        self._is_doubtful = False
+        nodes.pop(asked, None)
+        self._nodes = [*nodes, asked]
+
+
+def _address(place: list[Any], asked: Address) -> Address:
+    host, port, *_ = place
+    # A node that does not know its own address leaves it empty: use the one dialled.
+    return Address(host.decode() if host else asked.host, port)
 
 
 @asynccontextmanager

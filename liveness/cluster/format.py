@@ -165,22 +165,14 @@ class Place(NamedTuple):
 
     @property
     def uid(self) -> Uid:
-        """The uid that the gateways of the host use."""
         return f"{self.user}{self.device}" if self.device else self.user
 
 
-def place_of(
-    user: str,
-    host: str,
-    gateway: str,
-    session: int,
-    since: int,
-    reason: str = "",
-    device: str = "",
-) -> Place:
-    if not gateway.startswith(INTEGER):
-        return Place(user, host, gateway, session, since, reason, device)
-    return Place(int(user), host, gateway[1:], session, since, reason, device)
+def unmarked(place: Place) -> Place:
+    """A place as it is shown, from one as it is stored: see `gateway_of`."""
+    if not place.gateway.startswith(INTEGER):
+        return place
+    return place._replace(user=int(place.user), gateway=place.gateway[1:])
 
 
 def place_bytes(place: Place) -> bytes:
@@ -246,9 +238,9 @@ class StreamEntry(NamedTuple):
 Fields: TypeAlias = Mapping[bytes, bytes]
 
 
-def version_name(version: int | bytes, token: bytes) -> str:
+def version_name(version: int | bytes | None, token: bytes | None) -> str:
     """The name of a version: two versions of one number differ by their tokens."""
-    return (b"%d.%b" % (int(version), token)).decode()
+    return "" if version is None else f"{int(version)}.{(token or b'').decode()}"
 
 
 def entry_of(partition: int, entry_id: bytes, fields: Fields) -> StreamEntry:
@@ -282,5 +274,5 @@ def _records(partition: int, first: int, packed: bytes) -> Iterable[ClusterRecor
     unpacker = msgpack.Unpacker()
     unpacker.feed(packed)
     for version, (kind, subject, *lost) in enumerate(unpacker, first):
-        places = [place_of(*fields) for fields in (subject, *lost)]
+        places = [unmarked(Place(*fields)) for fields in (subject, *lost)]
         yield ClusterRecord(partition, version, _KINDS[kind], *places)

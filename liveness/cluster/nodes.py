@@ -103,17 +103,12 @@ class CallError(Exception):
 
     @property
     def advice(self) -> str:
-        """The text, and what an operator can do about it."""
         remedy = _REMEDIES.get(self.kind, "see Redis' log")
         return f"{self}; {remedy}"
 
 
 class RedisNode:
-    """A Redis server.
-
-    *timeout_s* is the longest time to connect, and to wait for an answer. The
-    connection runs in *tasks*. With *must_keep*, a server that may evict any key is refused.
-    """
+    """A Redis server; the arguments are those of `connection.Redis`."""
 
     def __init__(
         self,
@@ -131,10 +126,6 @@ class RedisNode:
         self._must_keep = must_keep
         self._connecting = Lock()
         self._connection: RedisConnection | None = None
-
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None and self._connection.usable
 
     def disconnect(self) -> None:
         """Drop the connection: commands under way fail, and the next one connects."""
@@ -278,12 +269,8 @@ def check_start(settings: ClusterSettings) -> None:
 def _credentials(
     settings: ClusterSettings,
 ) -> tuple[str | None, ssl.SSLContext | None]:
-    return read_credential(settings), tls_context(settings)
-
-
-def read_credential(settings: ClusterSettings) -> str | None:
     if settings.password_file is None:
-        return None
+        return None, _tls_context(settings)
     setting, path = "cluster.password_file", settings.password_file
     data = read_secret(setting, path, "password")
     try:
@@ -294,10 +281,10 @@ def read_credential(settings: ClusterSettings) -> str | None:
     if not password:
         why = "is empty; put the password of Redis' user there"
         raise StartError(f"{setting}: {path} {why}")
-    return password
+    return password, _tls_context(settings)
 
 
-def tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:
+def _tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:
     if not settings.has_tls:
         return None
     certificate = settings.tls_cert_file

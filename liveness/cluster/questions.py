@@ -1,4 +1,4 @@
-"""Questions about all hosts: which users are online, and which hosts there are.
+"""Questions about all hosts: which users are online, which hosts there are, what they share.
 
 A question makes some calls to each partition that it concerns: a user is one field in the
 hash of its partition. It takes `QUESTION_S` at most, whatever Redis does.
@@ -12,13 +12,14 @@ import anyio
 
 from liveness.cluster.connection import CallError, Redis
 from liveness.cluster.format import (
+    SCHEMA,
     HostState,
     Place,
     StoredHost,
     field_of,
     host_of,
     partition_of,
-    place_of,
+    unmarked,
 )
 from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import user_of
@@ -34,12 +35,40 @@ CALLS_AT_ONCE: Final = 16
 T = TypeVar("T")
 
 
-class Unanswered(LivenessError):
-    """The cluster did not answer; `is_slow`: not in time."""
+class ClusterTerms(NamedTuple):
+    """The parameters that the hosts of a cluster share."""
 
-    def __init__(self, why: str, *, is_slow: bool = False) -> None:
-        super().__init__(why)
-        self.is_slow = is_slow
+    partitions: int
+    separator: str  # of a user and its device; empty: there are no devices
+    lease_s: float  # after which a silent host is lost
+
+
+async def read_terms(redis: Redis) -> ClusterTerms | None:
+    """The parameters that the hosts share; None: no host has begun.
+
+    Raises:
+        CallError: Redis did not answer.
+        LivenessError: The data is of another version of liveness.
+        ValueError: The data is not of liveness.
+    """
+    configuration, lease_us = await redis.meta(0, "conf", "lease")
+    if configuration is None:
+        return None
+    schema, partitions, separator, _ = configuration.decode().split(" ")
+    if int(schema) != SCHEMA:
+        raise LivenessError(
+            f"the hosts of the cluster have schema {schema}, and this program {SCHEMA}; "
+            "install the version of liveness that they have"
+        )
+    text = "" if separator == "-" else bytes.fromhex(separator).decode()
+    return ClusterTerms(int(partitions), text, int(lease_us or b"?") / 1e6)
+
+
+def of_another_form(error: ValueError, server: str) -> LivenessError:
+    return LivenessError(
+        f"{server}: {error}: another program wrote this, or another version of liveness; "
+        "correct cluster.prefix"
+    )
 
 
 class HostRow(NamedTuple):
@@ -109,7 +138,7 @@ def _place(row: Any) -> Place:
         *names, session, since, device = row
         user, host, gateway = (name.decode() for name in names)
         numbers = int(session), int(since)
-        return place_of(user, host, gateway, *numbers, device=device.decode())
+        return unmarked(Place(user, host, gateway, *numbers, "", device.decode()))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"not a session: {row!r:.200}") from error
 
@@ -163,7 +192,7 @@ async def _each(ask: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None
 
 
 class ClusterQuestions:
-    """Asks about all hosts, with a bound of time: each question may be `Unanswered`."""
+    """Asks about all hosts, with a bound of time: each question may be a `CallError`."""
 
     def __init__(self, redis: Redis, *, partitions: int, separator: str) -> None:
         self.answers = Counter[str]()  # how many were answered, slow, away
@@ -183,14 +212,15 @@ class ClusterQuestions:
             with anyio.fail_after(QUESTION_S):
                 found = await places
         except TimeoutError:
-            why, is_slow = f"Redis did not answer within {QUESTION_S:g} s", True
+            late = f"Redis did not answer within {QUESTION_S:g} s"
+            failure = CallError("timeout", late)
         except CallError as error:
-            why, is_slow = f"Redis cannot be asked: {error}", error.kind == "timeout"
+            failure = CallError(error.kind, f"Redis cannot be asked: {error}")
         except ValueError as error:
             why = f"Redis gave an answer of another form ({error}); is cluster.prefix ours?"
-            is_slow = False
+            failure = CallError("other", why)
         else:
             self.answers["answered"] += 1
             return found
-        self.answers["slow" if is_slow else "away"] += 1
-        raise Unanswered(why, is_slow=is_slow)
+        self.answers["slow" if failure.kind == "timeout" else "away"] += 1
+        raise failure

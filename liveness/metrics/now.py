@@ -107,7 +107,7 @@ class ClusterNow:
     )
     audit_mismatches: int = counter(
         "liveness_cluster_audit_mismatches",
-        "Times that Redis had other sessions of this host than its log. Must stay 0.",
+        "Times that Redis had other users than hosts had brought. Must stay 0.",
     )
     fences: int = counter(
         "liveness_cluster_fences",

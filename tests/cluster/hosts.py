@@ -3,6 +3,7 @@
 from collections import defaultdict
 from typing import Final, NamedTuple
 
+from liveness.cluster.connection import functions
 from liveness.cluster.format import (
     Place,
     field_of,
@@ -12,7 +13,6 @@ from liveness.cluster.format import (
     place_bytes,
     session_bytes,
 )
-from liveness.cluster.functions import functions
 from liveness.core.records import Uid
 from tests.helpers.redis_servers import RedisServer
 
@@ -49,7 +49,7 @@ def publish(
         epoch: Larger than that of its last time.
     """
     library = functions()
-    redis("FUNCTION", "LOAD", "REPLACE", library.source)
+    redis("FUNCTION", "LOAD", "REPLACE", library[0])
     parts = defaultdict[int, list[There]](list)
     for session in sessions:
         parts[partition_of(field_of(session.user), partitions)].append(session)
@@ -58,7 +58,7 @@ def publish(
         conf = f"1 {partitions} {separator}"
         head: list[str | int] = [host, epoch, 7]
         begun = redis(
-            *("FCALL", f"{library.prefix}begin", 3, *keys),
+            *("FCALL", f"{library[1]}begin", 3, *keys),
             *(*head, "log-1", 9, conf, LEASE_US, 0, 1, "t"),
         )
         assert begun[0] == b"reset", begun
@@ -89,7 +89,7 @@ def publish(
             for field, there in zip(users, mine, strict=True)
         ]
         asserted = redis(
-            *("FCALL", f"{library.prefix}assert", 3, *keys),
+            *("FCALL", f"{library[1]}assert", 3, *keys),
             *(*head, incarnation, 0, 9, 0, "t", "", len(mine)),
             *(*users, *values, *bodies),
         )

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgpack
 import pytest
 
+from liveness.cluster.connection import functions
 from liveness.cluster.format import (
     Place,
     configuration_of,
@@ -27,7 +28,6 @@ from liveness.cluster.format import (
     session_bytes,
     sessions_of,
 )
-from liveness.cluster.functions import functions
 from tests.helpers.needs import require
 from tests.helpers.redis_servers import RedisServer, redis_server
 from tests.helpers.tree import ROOT
@@ -157,7 +157,7 @@ class Publisher:
     def __init__(self, server: RedisServer, partitions: int) -> None:
         self.server, self.partitions = server, partitions
         self.library = functions(f"return {NOW_US}")
-        server("FUNCTION", "LOAD", "REPLACE", self.library.source)
+        server("FUNCTION", "LOAD", "REPLACE", self.library[0])
         self._last: dict[tuple[str, int], int] = {}
         conf = configuration_of(partitions, ":")
         for number in range(partitions):
@@ -170,7 +170,7 @@ class Publisher:
 
     def _call(self, function: str, number: int, *args: Any) -> None:
         keys = keys_of("lv", number)
-        answer = self.server("FCALL", self.library.prefix + function, 3, *keys, *args)
+        answer = self.server("FCALL", self.library[1] + function, 3, *keys, *args)
         assert answer[0] in (b"reset", b"ok"), answer
 
     def apply(self, name: str, token: int, *changes: tuple[Any, ...]) -> None:

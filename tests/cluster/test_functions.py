@@ -41,7 +41,7 @@ class Partition:
 
     def call(self, function: str, args: Sequence[str | int | bytes]) -> Any:
         self.redis("SET", "now", round((self.now + self.step_s) * 1e6))
-        name = virtual_functions().prefix + function
+        name = virtual_functions()[1] + function
         return self.redis("FCALL", name, 3, *KEYS, *args)
 
     def meta(self, name: str) -> Any:
@@ -161,7 +161,7 @@ class Host:
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with redis_server() as running:
-        running("FUNCTION", "LOAD", virtual_functions().source)
+        running("FUNCTION", "LOAD", virtual_functions()[0])
         yield running
 
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
+from liveness.cluster.connection import functions
 from liveness.cluster.format import (
     Place,
     configuration_of,
@@ -15,7 +16,6 @@ from liveness.cluster.format import (
     place_bytes,
     session_bytes,
 )
-from liveness.cluster.functions import functions
 from liveness.core.records import Uid
 from tests.helpers.redis_servers import RedisServer
 
@@ -44,7 +44,7 @@ class ClusterPublisher:
         self._incarnations: dict[int, int] = {}
         self._sessions: dict[Uid, int] = {}
         self._token = 0
-        source = functions().source
+        source = functions()[0]
         server("FUNCTION", "LOAD", "REPLACE", source)
         for partition in range(partitions):
             self.begin(partition)
@@ -118,6 +118,6 @@ class ClusterPublisher:
         assert answer[0] == b"ok", answer
 
     def _call(self, function: str, partition: int, args: Sequence[Any]) -> Any:
-        name = functions().prefix + function
+        name = functions()[1] + function
         keys = keys_of("lv", partition)
         return self._server("FCALL", name, len(keys), *keys, *args)

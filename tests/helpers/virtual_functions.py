@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from liveness.cluster.functions import Functions, functions
+from liveness.cluster.connection import functions
 
 # Redis scans a small hash in one step, and the order of a large one is drawn by the server.
 # So this takes the place of HSCAN: the order is that of a digest, and so is the cursor.
@@ -24,12 +24,12 @@ local function now_us() return tonumber(call('GET', 'now')) end
 """
 
 
-def virtual_functions() -> Functions:
+def virtual_functions() -> tuple[str, str]:
     """The library, with the clock of the simulation, and scans in small steps."""
-    real = functions("@NOW@")
-    source = real.source.replace("local function now_us() @NOW@ end", SCAN)
+    source, prefix = functions("@NOW@")
+    source = source.replace("local function now_us() @NOW@ end", SCAN)
     source = source.replace(
         "call('HSCAN', keys[2], args[1], 'COUNT',", "scan(keys[2], args[1],"
     )
     scan = "register('scan', function(keys, args) return scan(keys[2], args[1], args[2]) end"
-    return Functions(f"{source}\n{scan}, {{'no-writes'}})", real.prefix)
+    return f"{source}\n{scan}, {{'no-writes'}})", prefix

@@ -586,7 +586,6 @@ FOR_PROGRAMS: Final = {
 
 # What has no row: a folder, or a function; and why.
 EXCUSED: Final = {
-    "cluster/questions.py:places": "answered over HTTP: tests/cluster/test_questions.py",
     "lab": "of the laboratory: tests/lab, and what has its name in tests/system",
     "cli/status.py:screen": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
@@ -604,10 +603,10 @@ EXCUSED: Final = {
     "service/storage/database.py:unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",
     "cluster/nodes.py:check_start": "takes a missing package: tests/cluster/test_connection.py",
     "service/outlets/kafka/kafka_client.py:_refused": "what librdkafka says: tests/service/outlets/test_kafka_client.py",
-    "cluster/nodes.py:tls_context": "of [cluster]: tests/cluster/test_connection.py",
+    "cluster/nodes.py:_tls_context": "of [cluster]: tests/cluster/test_connection.py",
     "console/cluster_lines.py:cluster_errors": "what Redis said: tests/cli/test_cluster_command.py",
-    "cluster/terms.py:read_terms": "of another version: tests/cluster/test_watch.py",
-    "cluster/terms.py:of_another_form": "takes Redis: tests/cli/test_cluster_command.py",
+    "cluster/questions.py:read_terms": "of another version: tests/cluster/test_watch.py",
+    "cluster/questions.py:of_another_form": "takes Redis: tests/cli/test_cluster_command.py",
     "cli/cluster_command.py:_read": "takes Redis: tests/cli/test_cluster_command.py",
     "cli/cluster_command.py:picture_of": "takes Redis: tests/cli/test_cluster_command.py",
     "config/settings_file.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",

@@ -21,7 +21,6 @@ class FakeRedis:
     """Redis that takes what it is sent."""
 
     error = None
-    is_connected = True
 
     def __init__(self, _settings: ClusterSettings, *, must_keep: bool) -> None:
         assert must_keep

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from liveness.cluster.connection import functions
 from liveness.cluster.format import (
     ClusterRecord,
     HostState,
@@ -30,7 +31,6 @@ from liveness.cluster.format import (
     place_bytes,
     session_bytes,
 )
-from liveness.cluster.functions import functions
 from liveness.core.records import ONLINE
 from liveness.lab.bench import BenchOptions, Stage
 from liveness.lab.bench.sidecars import Window, fresh_sidecar, running_redis
@@ -147,7 +147,7 @@ class LoadHost:
 
 
 def _call(function: str, partition: int, *words: str | int | bytes) -> bytes:
-    name, keys = functions().prefix + function, KEYS[partition]
+    name, keys = functions()[1] + function, KEYS[partition]
     return command("FCALL", name, len(keys), *keys, *words)
 
 
@@ -163,7 +163,7 @@ def _redis_costs(
     options: BenchOptions, redis: Program, link: RedisLink, settings: str, stage: Stage
 ) -> Iterator[Figure]:
     parts = _spread("user", range(options.users))
-    link("FUNCTION", "LOAD", functions().source)
+    link("FUNCTION", "LOAD", functions()[0])
     host, empty = LoadHost("other", 1, link), _memory(link)
     stage("everyone logs in")
     host.toggle(parts)

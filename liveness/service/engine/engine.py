@@ -12,8 +12,9 @@ from typing import Final, NoReturn
 
 import trio
 
+from liveness.cluster.connection import CallError
 from liveness.cluster.format import Place
-from liveness.cluster.questions import ClusterQuestions, Unanswered
+from liveness.cluster.questions import ClusterQuestions
 from liveness.core.access import Peer
 from liveness.core.effects import AskCluster
 from liveness.core.links.cluster_questions import ClusterSession, Partial
@@ -361,8 +362,8 @@ async def ask_cluster(
         found: list[ClusterSession] | Partial
         try:
             places = await questions.places(question.uids, limit=most + 1)
-        except Unanswered as error:
-            found = Partial.SLOW if error.is_slow else Partial.AWAY
+        except CallError as error:
+            found = Partial.SLOW if error.kind == "timeout" else Partial.AWAY
         else:
             found = Partial.LARGE if len(places) > most else [*map(_session, places)]
         with engine.shell as server:

@@ -31,7 +31,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from liveness.cluster.questions import ClusterQuestions, Unanswered
+from liveness.cluster.connection import CallError
+from liveness.cluster.questions import ClusterQuestions
 from liveness.core.records import Uid, identity
 from liveness.core.server import ServerParts
 from liveness.core.wire.uids import bad_uid_text, is_natural
@@ -235,7 +236,7 @@ class UsersApi:
         uids = await uids_of_body(request)
         try:
             places = await self._questions.places(uids, limit=MOST_UIDS + 1)
-        except Unanswered as error:
+        except CallError as error:
             message = f"{error}; /v1/users has the users of this host"
             raise api.ApiError(503, message) from error
         if len(places) > MOST_UIDS:

@@ -15,7 +15,11 @@ from liveness.service.outlets.cluster.host_state import HostIdentity
 from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.partition_clock import PartitionClock
-from liveness.service.outlets.cluster.session_changes import Call, Change, Piece, Tally
+from liveness.service.outlets.cluster.session_changes import (
+    Call,
+    Change,
+    SessionList,
+)
 
 WALL_MS = 1_700_000_000_000
 REDIS_US = WALL_MS * 1000
@@ -69,6 +73,15 @@ def beat_answer(clock_s: float) -> list[Any]:
 
 def change(seq: int, at: int = WALL_MS) -> Change:
     return Change(seq, field_of("ada"), "", seq, "g", at, "login")
+
+
+def list_of(*changes: Change, reached: int = 20) -> SessionList:
+    made = SessionList()
+    for change in changes:
+        made.add(change)
+        made.pack()
+    made.reached = reached
+    return made
 
 
 def name_of(call: Call | None) -> str:
@@ -154,25 +167,15 @@ def test_changes_follow_soon_after_an_outage_however_long_the_lease_is(
     pytest.fail("the change did not follow")
 
 
-def test_counts_that_differ_from_the_log_lead_to_a_list(
-    part: Partition, identity: HostIdentity
-) -> None:
-    part.tally = Tally(10, sessions=2, total=7)
-    for (now, _), total in zip(calls(part, 60.0), (7, 8), strict=False):
-        assert part.mode is Mode.FOLLOWING
-        part.answered(taken(2, total), now)
-    assert (part.mode, identity.audit_mismatches) == (Mode.BEGINNING, 1)
-
-
 def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
     part.lose_records()
     part.next_call(1.0, WALL_MS)
     part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0)
     assert part.wants_list
-    part.give_piece(Piece([change(3)], 20))
+    part.give_list(list_of(change(3), change(4)))
     assert name_of(part.next_call(1.0, WALL_MS)) == "assert"
     part.failed(1.0)
-    assert not part.wants_piece
+    assert not part.wants_list
     assert part.next_call(1.0, WALL_MS) is None  # not at once
     assert name_of(part.next_call(1.2, WALL_MS)) == "begin"
 
@@ -219,29 +222,16 @@ def test_lists_that_redis_refuses_are_made_less_and_less_often(
     part: Partition, identity: HostIdentity
 ) -> None:
     part.lose_records()
-    now = 1.0
-    while now < 61.0 and part.lists < 30:
+    now, lists = 1.0, 0
+    while now < 61.0 and lists < 30:
+        lists += 1
         assert name_of(part.next_call(now, WALL_MS)) == "begin"
         part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now)
-        part.give_piece(Piece([change(3)], 20))
+        part.give_list(list_of(change(3)))
         assert name_of(part.next_call(now, WALL_MS)) == "assert"
         part.failed(now)  # out of memory
         now = part.next_at()
-    assert part.lists < 30
-
-
-def test_counts_that_differ_again_and_again_lead_to_few_lists(part: Partition) -> None:
-    part.tally = Tally(10, sessions=2, total=7)
-    now = 1.0
-    while part.lists < 30 and (now := max(now, part.next_at())) < 61.0:
-        name = name_of(part.next_call(now, WALL_MS))
-        if name == "begin":
-            part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now)
-            part.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
-        else:
-            answer = [b"later", LEASE_US] if name == "look" else taken(2, 8)
-            assert part.answered(answer, now) in {"ok", "later"}
-    assert 3 < part.lists < 30
+    assert lists < 30
 
 
 def test_a_list_that_cannot_be_read_is_made_again(part: Partition) -> None:
@@ -274,7 +264,7 @@ def test_a_host_whose_fields_may_have_changed_lists_its_sessions_once(
     part = Partition(0, identity)
     assert part.next_call(0.0, WALL_MS).args[7] == 0  # type: ignore[union-attr]  # it begins
     part.answered([b"reset", 0, 1, REDIS_US, REDIS_US, 1], 0.0)
-    part.give_piece(Piece([], 10, Tally(10)))
+    part.give_list(list_of(reached=10))
     part.next_call(0.0, WALL_MS)
     part.answered([b"ok", REDIS_US, 0, REDIS_US], 0.0)
     part.next_call(0.0, WALL_MS)
@@ -402,7 +392,7 @@ def test_all_partitions_begin_at_once_and_say_that_they_live_until_they_are_list
         last.answered([b"ok", REDIS_US, 0, REDIS_US], now)
     assert max(after - before for before, after in pairwise(beats)) < LEASE_S / 4
     assert last.wants_list
-    last.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
+    last.give_list(list_of(change(3)))
     assert not last.wants_list
     call = last.next_call(3 * LEASE_S, WALL_MS)
     assert call is not None

@@ -1,6 +1,6 @@
 """A host: its log, which the simulation writes, and its process around `ClusterHost`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -10,12 +10,12 @@ from liveness.core.wheel.devices import user_of
 from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.host_state import HostIdentity, nonce_of
 from liveness.service.outlets.cluster.partition import MALFORMED, Partition
-from liveness.service.outlets.cluster.session_changes import Change, Piece, Tally
+from liveness.service.outlets.cluster.session_changes import Change, SessionList
 from tests.simulation.cluster.world import TIMEOUT_S, Flight, World
 from tests.simulation.scales import by_scale
 from tests.simulation.situations import reached
 
-# How many leases a machine with a slow disk needs for a piece of a list: of some, more
+# How many leases a machine with a slow disk needs for a list: of some, more
 # than one in all.
 SLOW: Final = (0.0, 0.3, 0.7)
 UIDS: Final = (
@@ -83,8 +83,8 @@ class Machine:
             identity, partitions=plan.partitions, separator=plan.separator
         )
         self._flights = dict[int, Flight]()
-        self._lists = dict[int, tuple[int, Iterator[Piece]]]()
-        self._piece_at = dict[int, float]()  # partitions that wait for one
+        self._lists = dict[int, SessionList]()
+        self._list_at = dict[int, float]()  # partitions that wait for one
         self._woken = set(world.partitions)
         self._read_at = world.now
         self.starts.append(world.now)
@@ -147,7 +147,7 @@ class Machine:
         """When there is something to do, by the clock of the world."""
         if self._woken - self._flights.keys():
             return max(self._world.now, self.paused_until)
-        times = [self._read_at, *self._piece_at.values()]
+        times = [self._read_at, *self._list_at.values()]
         times += [flight.until for flight in self._flights.values()]
         times += [
             part.next_at() + self._booted + 1e-6
@@ -196,17 +196,15 @@ class Machine:
     def _serve(self, part: Partition) -> None:
         """Give a partition what it needs of the online set."""
         number = part.number
-        if part.wants_tally and self._random.random() < 0.5:
-            part.tally = self._tally(self.sessions(number))
-        if part.wants_list:
-            self._lists[number] = part.lists, self._pieces(number)
-        wanted, pieces = self._lists.get(number, (0, iter(())))
-        if not part.wants_piece or wanted != part.lists:
-            self._piece_at.pop(number, None)
-        elif self._piece_at.setdefault(number, self._ready_at()) <= self._world.now:
-            del self._piece_at[number]
-            part.give_piece(next(pieces))
-            self._woken.add(number)
+        if part.wants_list and number not in self._list_at:
+            self._list_at[number] = self._ready_at()
+            self._lists[number] = self._list(number)
+        if self._list_at.get(number, inf) <= self._world.now:
+            del self._list_at[number]
+            made = self._lists.pop(number)
+            if part.wants_list:  # perhaps not for the first time since it was made
+                part.give_list(made)
+                self._woken.add(number)
 
     def _ready_at(self) -> float:
         is_slow = self._world.faults.get("slow")
@@ -219,16 +217,16 @@ class Machine:
         changes = [self.host.session_of(row, -self.wrong_ms) for row in rows]
         return [change for partition, change in changes if partition == number]
 
-    def _pieces(self, number: int) -> Iterator[Piece]:
-        rows, size = self.sessions(number), self._world.plan.rows
+    def _list(self, number: int) -> SessionList:
+        rows, made = self.sessions(number), SessionList()
         self._random.shuffle(rows)
-        starts = range(0, max(len(rows), 1), size)
-        pieces = [Piece(rows[at : at + size], self.newest) for at in starts]
-        pieces[-1] = pieces[-1]._replace(tally=self._tally(rows))
-        return iter(pieces)
-
-    def _tally(self, rows: list[Change]) -> Tally:
-        return Tally(self.newest, len(rows), sum(it.session for it in rows))
+        for count, row in enumerate(rows, 1):
+            made.add(row)
+            if count % self._world.plan.rows == 0:
+                made.pack()
+        made.pack()
+        made.reached = self.newest
+        return made
 
     def _talk(self, part: Partition) -> None:
         """Take the answer of a partition's call, or make its next one."""

@@ -46,7 +46,7 @@ def notice(
         case "assert", "live":
             reached("cluster: a piece of a list comes after the list ended")
         case "assert", "gap":
-            reached("cluster: a piece of a list comes twice or too early")
+            reached("cluster, rarely: a piece of a list comes twice or too early")
         case "fence", "ok" if state is HostState.ASSERTING:
             reached("cluster: a host is declared lost while it lists its sessions")
         case "fence", "heard":

@@ -69,19 +69,19 @@ class Watcher:
     def _read(self, request: Request) -> Any:
         redis, keys = self._world.redis, KEYS[self.partition]
         match request:
-            case Request("meta"):
+            case "meta", _:
                 return redis("HMGET", keys.meta, "v", "t")
-            case Request("entries", (after, limit)):
+            case "entries", (after, limit):
                 words = ("XRANGE", keys.stream, f"({after}-0", "+", "COUNT", limit)
                 return [(name, pairs(fields)) for name, fields in redis(*words)]
-            case Request("earlier_entries", (until, limit)):
+            case "earlier_entries", (until, limit):
                 words = ("XREVRANGE", keys.stream, f"{until}-0", "-", "COUNT", limit)
                 return [(name, pairs(fields)) for name, fields in redis(*words)]
-            case Request("everything"):
+            case "everything", _:
                 self._meta_at = self._world.now
                 return self._world.meta(self.partition)
             case _:
-                scan = (self._world.prefix + "scan", 3, *keys, request.args[0])
+                scan = (self._world.prefix + "scan", 3, *keys, request[1][0])
                 (cursor, users), newest = redis.many(
                     ("FCALL", *scan, self._world.plan.scan_users),
                     ("HMGET", keys.meta, "v", "t"),

@@ -70,9 +70,9 @@ class World:
         self.faults = dict(plan.faults)
         self.partitions = range(plan.partitions)
         library = virtual_functions()
-        self.prefix = library.prefix
+        self.prefix = library[1]
         self.redis = server_of(os.getpid())
-        load = ("FUNCTION", "LOAD", "REPLACE", library.source)
+        load = ("FUNCTION", "LOAD", "REPLACE", library[0])
         self.redis.many(("FLUSHALL",), load)
         self.now = START_S
         self.skew_s = [self._skew() for _ in self.partitions]

@@ -8,7 +8,7 @@ holds none of the others up, neither then nor while it catches up.
 from collections.abc import Callable, Iterable
 
 from liveness.cluster.format import field_of, gateway_of, partition_of
-from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record, Uid
+from liveness.core.records import OFFLINE, Logged, OnlineRow, Record, Uid
 from liveness.core.wheel.devices import user_of
 from liveness.service.outlets.cluster.host_state import HostIdentity
 from liveness.service.outlets.cluster.partition import Mode, Partition
@@ -34,7 +34,7 @@ class ClusterHost:
 
     def read_from(self) -> int | None:
         """The seq behind which to read the log next; None: no partition has room."""
-        behind = [part.read_from for part in self.partitions if part.has_room]
+        behind = [part.read_to for part in self.partitions if part.has_room]
         behind = [seq for seq in behind if seq < self.identity.newest]
         self._is_turn_of_first = not self._is_turn_of_first
         choose = max if self._is_turn_of_first else min
@@ -55,10 +55,6 @@ class ClusterHost:
         *reached*. *decided_ms* returns `Change.at` of a record.
         """
         reading = [part.has_room and part.read_to >= start for part in self.partitions]
-        counting = [
-            part.tally is not None and start <= part.tally.reached < reached
-            for part in self.partitions
-        ]
         for record in records:
             if not isinstance(record, Record):
                 continue
@@ -67,23 +63,15 @@ class ClusterHost:
             part = self.partitions[number]
             if reading[number] and change.seq > part.read_to:
                 reading[number] = part.add(change, now)
-            if counting[number]:
-                _count(part, record)
-        for part, has_all, counts in zip(
-            self.partitions, reading, counting, strict=True
-        ):
+        for part, has_all in zip(self.partitions, reading, strict=True):
             if has_all:
                 part.read_to = max(part.read_to, reached)
-            if counts and part.tally is not None:
-                part.tally.reached = reached
 
     def lose_records(self, start: int, until: int) -> None:
         """Records behind *start* up to *until* are gone from the log, or damaged."""
         for part in self.partitions:
             if part.mode is Mode.FOLLOWING and start <= part.read_to < until:
                 part.lose_records()
-            elif part.tally is not None and part.tally.reached < until:
-                part.tally = None
 
     def change_of(self, record: Record, at: int) -> Change:
         """What a record of the log means for the cluster; *at* as `Change.at`."""
@@ -92,9 +80,6 @@ class ClusterHost:
         return _change(record.seq, *place, at, record.reason, has_ended=is_end)
 
     # --- a list of all sessions ------------------------------------------------
-
-    def wanting_tallies(self) -> list[Partition]:
-        return [part for part in self.partitions if part.wants_tally]
 
     def session_of(self, row: OnlineRow, offset_ms: int) -> tuple[int, Change]:
         """The partition of a row of the online set, and what it means for it.
@@ -132,18 +117,3 @@ def _change(
     device = uid[len(user) :] if isinstance(uid, str) and isinstance(user, str) else ""
     stored = gateway_of(gateway, uid)
     return Change(seq, field_of(user), device, session, stored, at, reason, has_ended)
-
-
-def _count(part: Partition, record: Record) -> None:
-    tally = part.tally
-    if tally is None or record.seq <= tally.reached:
-        return
-    if record.kind == OFFLINE:
-        tally.end(record.session)
-        return
-    tally.begin(record.session)
-    if record.kind == MOVED:
-        if record.from_session is None:  # as old logs have it: not to be counted
-            part.tally = None
-        else:
-            tally.end(record.from_session)

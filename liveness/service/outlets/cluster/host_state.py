@@ -65,7 +65,6 @@ class HostIdentity:
 
     @property
     def look_s(self) -> float:
-        """The pause between two looks for lost hosts."""
         return self.lease_s / 10
 
     @property
@@ -85,7 +84,6 @@ class HostIdentity:
         return at
 
     def token(self) -> int:
-        """A random number that tells versions apart."""
         return self.random.getrandbits(31)
 
     def jitter(self) -> float:

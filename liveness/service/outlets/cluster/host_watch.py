@@ -34,7 +34,6 @@ class HostWatch:
         self._own_beat = 0  # our newest, as Redis answered it
 
     def begin(self, now: float) -> None:
-        """The partition begins: nothing is known of the other hosts."""
         self._look_at, self._reap_at = now, inf
         self._own_beat = 0
 

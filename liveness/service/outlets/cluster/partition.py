@@ -23,7 +23,11 @@ from liveness.service.outlets.cluster.claim import Claim, text_of
 from liveness.service.outlets.cluster.host_state import HostIdentity
 from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition_clock import PartitionClock
-from liveness.service.outlets.cluster.session_changes import Call, Change, Piece, Tally
+from liveness.service.outlets.cluster.session_changes import (
+    Call,
+    Change,
+    SessionList,
+)
 
 # The first pause after a call that failed; it doubles up to a twelfth of the lease, and to
 # no more than this: changes follow soon after an outage, however long the lease is.
@@ -48,9 +52,7 @@ class _UnderWay:
     function: str
     last: int = 0  # apply: the seq that it ends with
     changes: int = 0
-    audit: tuple[int, int] | None = None  # what apply should answer
-    piece: Piece | None = None
-    began: float = 0.0
+    listing: SessionList | None = None  # whose piece is sent
 
 
 class Partition:
@@ -62,10 +64,8 @@ class Partition:
         self.last = 0  # Redis has everything up to this seq
         self.read_to = 0  # everything up to this seq is queued or published
         self.users = 0  # online in the partition, on all hosts
-        self.tally: Tally | None = None
         self.answered_at = -inf
         self.followed_at = -inf  # when it was last answered as it followed
-        self.lists = 0  # how many lists of all sessions it asked for
         self._host = host
         self._queue: deque[Change] = deque()
         # When each is due, in seconds of the caller's clock.
@@ -73,16 +73,16 @@ class Partition:
         self._retry_at = 0.0  # no call before
         self._changes_at = inf
         self._under_way: _UnderWay | None = None
+        self._began = 0.0
         self._clock = PartitionClock()
         self._claim = Claim(host, self._clock)
         self._watch = HostWatch(number, host, self._clock)
-        self._piece: Piece | None = None
-        self._pieces = 0
-        self._has_list = False
+        self._list: SessionList | None = None
+        self._pieces = 0  # of it, that Redis has
         # Calls without an answer since the last one with: all, and those with changes.
         self._failures = 0
         self._refusals = 0
-        self._lists_in_vain = 0  # since an audit found all well
+        self._lists_in_vain = 0  # since changes were taken
 
     # --- records --------------------------------------------------------------
 
@@ -92,29 +92,12 @@ class Partition:
         return self.mode is Mode.FOLLOWING and len(self._queue) < self._host.most_queued
 
     @property
-    def read_from(self) -> int:
-        """The seq behind which it needs the log, for its queue or its tally."""
-        if self.tally is None:
-            return self.read_to
-        return min(self.read_to, self.tally.reached)
-
-    @property
-    def wants_tally(self) -> bool:
-        """Whether its sessions must be counted, for the audit."""
-        return self.mode is Mode.FOLLOWING and self.tally is None
-
-    @property
-    def wants_piece(self) -> bool:
-        """Whether it needs the next piece of all sessions, if it has any yet."""
-        return self.mode is Mode.ASSERTING and self._piece is None
-
-    @property
     def wants_list(self) -> bool:
-        return self.mode is Mode.ASSERTING and not self._has_list
+        """Whether it needs a list of all sessions; until then it says that it lives."""
+        return self.mode is Mode.ASSERTING and self._list is None
 
     @property
     def queued(self) -> int:
-        """Changes that wait for a call, or for its answer."""
         return len(self._queue)
 
     @property
@@ -134,13 +117,10 @@ class Partition:
 
     def lose_records(self) -> None:
         """Records behind `read_to` are not in the log any more: list all sessions."""
-        self.tally = None
         self._restart(may_keep=False)
 
-    def give_piece(self, piece: Piece) -> None:
-        """The next piece of all sessions, of which `wants_piece` asked."""
-        self._piece = piece
-        self._has_list = True
+    def give_list(self, made: SessionList) -> None:
+        self._list = made
 
     # --- calls ----------------------------------------------------------------
 
@@ -149,14 +129,9 @@ class Partition:
 
         *now_ms* is *now* in milliseconds, as `Change.at`.
         """
-        call = self._next_call(now, now_ms)
-        if self._under_way is not None:
-            self._under_way.began = now
-        return call
-
-    def _next_call(self, now: float, now_ms: int) -> Call | None:
         if now < self._retry_at:
             return None
+        self._began = now
         if self.mode is Mode.BEGINNING:
             self._under_way = _UnderWay("begin")
             return self._claim.begin(now)
@@ -165,9 +140,9 @@ class Partition:
             return None
         if self.mode is Mode.FOLLOWING:
             return self._follow(now, now_ms)
-        if self._piece is None and now < self._beat_at:
+        if self._list is None and now < self._beat_at:
             return None
-        return self._assert(self._piece, now, now_ms)
+        return self._assert(now, now_ms)
 
     def next_at(self) -> float:
         """When to ask `next_call` again at the latest, if nothing happens before."""
@@ -176,9 +151,7 @@ class Partition:
                 self._retry_at,
                 min(self._beat_at, self._changes_at, self._watch.next_at),
             )
-        return (
-            max(self._retry_at, self._beat_at) if self.wants_piece else self._retry_at
-        )
+        return max(self._retry_at, self._beat_at) if self.wants_list else self._retry_at
 
     def _follow(self, now: float, now_ms: int) -> Call | None:
         # Also before the first call after a gap: nobody could say then that it lives, so
@@ -196,11 +169,11 @@ class Partition:
         self._under_way = _UnderWay(call.function)
         return call
 
-    def _assert(self, piece: Piece | None, now: float, now_ms: int) -> Call:
-        """The next piece; while there is none yet, an empty one says that we live."""
-        self._under_way = _UnderWay("assert", piece=piece)
-        changes = piece.changes if piece else ()
-        last = piece.seq if piece and piece.tally else -1
+    def _assert(self, now: float, now_ms: int) -> Call:
+        made = self._list
+        self._under_way = _UnderWay("assert", listing=made)
+        changes = () if made is None else made.piece
+        last = made.reached if made is not None and made.is_last else -1
         return self._claim.changes("assert", self._pieces, last, changes, now, now_ms)
 
     def _apply(self, now: float, now_ms: int) -> Call:
@@ -209,12 +182,8 @@ class Partition:
             self._under_way = _UnderWay("apply", self.last)
             return self._claim.changes("beat", self.last, self.last, (), now, now_ms)
         taken = list(islice(self._queue, self._host.call_changes))
-        is_all = len(taken) == len(self._queue)
-        last = self.read_to if is_all else taken[-1].seq
-        audit = None
-        if is_all and self.tally is not None and self.tally.reached == last:
-            audit = self.tally.answer
-        self._under_way = _UnderWay("apply", last, len(taken), audit)
+        last = self.read_to if len(taken) == len(self._queue) else taken[-1].seq
+        self._under_way = _UnderWay("apply", last, len(taken))
         function = "apply" if taken else "beat"
         return self._claim.changes(function, self.last, last, taken, now, now_ms)
 
@@ -273,7 +242,7 @@ class Partition:
             self.begin_anew(now)
             return
         if word == "late":  # or Redis' clock jumped: what was sent is sent again
-            self._clock.compare(answer[1], answer[2], under_way.began, now)
+            self._clock.compare(answer[1], answer[2], self._began, now)
             self._claim.is_clock_compared = True
             self._changes_at = now
             return
@@ -305,18 +274,15 @@ class Partition:
         self._claim.granted(answer[2], answer[5])
         self._beat_at, self._retry_at, self._changes_at = now, 0.0, inf
         self._watch.begin(now)
-        self._clock.compare(answer[3], answer[4], under_way.began, now)
-        self._pieces, self._piece, self._has_list = 0, None, False
+        self._clock.compare(answer[3], answer[4], self._began, now)
+        self._pieces, self._list = 0, None
         if word == "keep":
             self.last = self.read_to = answer[1]
             self.mode = Mode.FOLLOWING
-            if self.tally is not None and self.tally.reached < self.last:
-                self.tally = None  # another process of this log got further
         else:
             self._claim.may_keep = True
             self._beat_at = now + self._host.beat_s
             self.mode = Mode.ASSERTING
-            self.lists += 1
 
     def _asserted(
         self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
@@ -327,14 +293,13 @@ class Partition:
         self._clock.see(answer[1], now)
         self._pieces += 1
         self._beat_at = now + self._host.beat_s
-        piece = under_way.piece
-        if piece is None:
-            return
-        self._piece = None
-        if piece.tally is not None:
-            self.mode, self.last, self.read_to = Mode.FOLLOWING, piece.seq, piece.seq
-            self.tally = piece.tally
+        made = under_way.listing
+        if made is not None and made.is_last:
+            self.mode, self._list = Mode.FOLLOWING, None
+            self.last = self.read_to = made.reached
             self._beat_at = now
+        elif made is not None:
+            made.drop_piece()
 
     def _applied(
         self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
@@ -345,22 +310,18 @@ class Partition:
         if word != "ok":
             self._refused(word, answer)
             return
-        _, version, sessions, total, redis_us, beat, before, look_age, users = answer
+        _, version, _, _, redis_us, beat, before, look_age, users = answer
         for _ in range(under_way.changes):
             self._queue.popleft()
         self.last = under_way.last
         self.users = users
-        self._clock.compare(version, redis_us, under_way.began, now)
+        self._clock.compare(version, redis_us, self._began, now)
         self._watch.beat(before, beat, look_age, now)
         self._beat_at = now + self._host.beat_s
         if under_way.changes or not self._refusals:
             self._refusals = 0
             self._changes_at = now + self._host.linger_s if self._queue else inf
-        if under_way.audit == (sessions, total):
-            self._lists_in_vain = 0
-        elif under_way.audit is not None:
-            self._host.audit_mismatches += 1
-            self.begin_anew(now)
+        self._lists_in_vain = 0
 
     def _go_to(self, seq: int, now: float) -> None:
         """Go on behind *seq*, up to which Redis has everything."""
@@ -395,6 +356,6 @@ class Partition:
         self._claim.may_keep = self._claim.may_keep and may_keep
         self._queue.clear()
         self._refusals = 0
-        self._piece = None
+        self._list = None
         self._under_way = None  # its answer is of no use any more
         self._watch.clear()

@@ -9,7 +9,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 from random import SystemRandom
 from typing import Any, Final, Literal, TypeAlias
 
@@ -36,11 +35,7 @@ from liveness.service.common.threads import in_thread
 from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.host_state import HostIdentity, nonce_of
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
-from liveness.service.outlets.cluster.session_changes import (
-    Call,
-    SessionList,
-    make_lists,
-)
+from liveness.service.outlets.cluster.session_changes import Call, make_lists
 from liveness.service.outlets.common.outlet_log import LogAccess
 from liveness.service.storage.log_tail import TailReader
 
@@ -98,7 +93,6 @@ class Publisher:
         self._feed = access.feed
         self._position = ReadPosition(SESSIONS, 0)
         self._reader = TailReader(log_writer, self._feed, self._position, is_guest=True)
-        self._list_of: dict[int, SessionList] = {}
         self._turnstile = access.turnstile
         self._why_failed = ""
         self._newest_error: CallError | None = None
@@ -126,7 +120,6 @@ class Publisher:
                     nursery.start_soon(self._publish, part)
         finally:
             self._feed.unfollow(self._reader)
-            self._list_of.clear()
 
     def failed(self, why: str) -> None:
         self._why_failed = why
@@ -134,11 +127,8 @@ class Publisher:
     # --- tasks ----------------------------------------------------------------
 
     async def _publish(self, part: Partition) -> None:
-        """Make the calls of one partition, one at a time."""
         wake, identity = self._wakes[part.number], self._identity
         while True:
-            if part.wants_piece:
-                self._give_piece(part)
             if part.queued > LARGE_CALL or part.mode is Mode.ASSERTING:
                 await self._turnstile.wait()
             identity.newest = self._log_writer.durable_seq
@@ -212,63 +202,38 @@ class Publisher:
             for part, wake in zip(host.partitions, self._wakes, strict=True):
                 if part.queued:
                     wake.notify()
-            if host.wanting_tallies():
-                self._wants_list.notify()
 
     async def _make_lists(self) -> None:
-        """List and count the sessions of the partitions that ask for it."""
         host = self.host
         while True:
-            numbers, counted = self._next_lists(), host.wanting_tallies()
-            offset_ms = self._clock.mono_offset_ms()
-            if not numbers and not counted:
+            listed, offset_ms = self._next_lists(), self._clock.mono_offset_ms()
+            if not listed:
                 await self._wants_list.wait()
                 continue
             try:
-                lists, tallies = await in_thread(
+                lists = await in_thread(
                     partial(
                         make_lists,
                         self._log_writer.store,
                         partial(host.session_of, offset_ms=offset_ms),
-                        numbers,
-                        [part.number for part in counted],
+                        [part.number for part in listed],
                     )
                 )
             except (OSError, sqlite3.Error) as error:
                 self._log_disk("the sessions of this host cannot be listed", error)
                 await trio.sleep(LIST_RETRY_S)
                 continue
-            self._list_of |= lists
-            for number in lists:
-                self._wakes[number].notify()
-            for part in counted:
-                if part.wants_tally:
-                    part.tally = tallies[part.number]
+            for part in listed:
+                if part.wants_list:
+                    part.give_list(lists[part.number])
+                    self._wakes[part.number].notify()
             self._wants_records.notify()
 
-    def _next_lists(self) -> dict[int, int]:
-        """The partitions to be listed now, and the number of each list."""
-        parts = self.host.partitions
-        asserting = {it.number: it for it in parts if it.mode is Mode.ASSERTING}
-        for number, made in [*self._list_of.items()]:
-            if number not in asserting or asserting[number].lists != made.number:
-                del self._list_of[number]
-        wanted = {
-            number: part.lists
-            for number, part in asserting.items()
-            if part.wants_list and number not in self._list_of
-        }
-        turns_left = LISTS_AT_ONCE - (len(asserting) - len(wanted))
-        return dict(islice(wanted.items(), max(0, turns_left)))
-
-    def _give_piece(self, part: Partition) -> None:
-        made = self._list_of.get(part.number)
-        if made is None or made.number != part.lists:
-            return
-        piece = made.next_piece()
-        part.give_piece(piece)
-        if piece.tally is not None:
-            del self._list_of[part.number]
+    def _next_lists(self) -> list[Partition]:
+        asserting = [it for it in self.host.partitions if it.mode is Mode.ASSERTING]
+        wanting = [part for part in asserting if part.wants_list]
+        turns_left = LISTS_AT_ONCE - (len(asserting) - len(wanting))
+        return wanting[: max(0, turns_left)]
 
     # --- how it goes ------------------------------------------------------------
 
@@ -347,7 +312,7 @@ class Publisher:
             state=state,
             since=self._shown[1] + self._clock.wall_ahead_ms(),
             detail=self._detail,
-            is_up=self.redis.error is None and self.redis.is_connected,
+            is_up=self.redis.error is None,
             lag_records=self._lag_records,
             lag_s=max(map(self._lag_s_of, host.partitions)),
             partitions=with_zeros(PARTITION_MODES, modes),

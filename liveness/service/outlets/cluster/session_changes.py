@@ -5,7 +5,6 @@ A list is true at one seq, and packed until it is sent.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgpack
@@ -35,39 +34,6 @@ class Call(NamedTuple):
 
     function: str
     args: list[str | int | bytes]
-
-
-@dataclass(slots=True)
-class Tally:
-    """How many sessions a host has in a partition, and the sum of their numbers.
-
-    It is counted from the log, apart from what Redis was sent, so that the two can be
-    compared.
-    """
-
-    reached: int  # every record up to this seq is counted
-    sessions: int = 0
-    total: int = 0
-
-    def begin(self, session: int) -> None:
-        self.sessions += 1
-        self.total += session
-
-    def end(self, session: int) -> None:
-        self.sessions -= 1
-        self.total -= session
-
-    @property
-    def answer(self) -> tuple[int, int]:
-        return self.sessions, self.total % 2**32
-
-
-class Piece(NamedTuple):
-    """A piece of the list of all sessions, in a partition that asserts them."""
-
-    changes: Sequence[Change]
-    seq: int  # the list is true at this seq
-    tally: Tally | None = None  # of the whole list, with the last piece
 
 
 def packed_changes(
@@ -100,17 +66,16 @@ def packed_changes(
     return [*(change.field for change in changes), *values, *bodies]
 
 
-@dataclass(slots=True)
 class SessionList:
     """The sessions of one partition, in pieces of the size of a call.
 
     A session takes some 80 bytes: 2 MB for four partitions of 100,000 users in 16.
     """
 
-    number: int  # `Partition.lists`, as it was made
-    tally: Tally
-    _pieces: deque[bytes] = field(default_factory=deque)
-    _waiting: list[Change] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.reached = 0  # the list is true at this seq of the log
+        self._pieces = deque[bytes]()
+        self._waiting = list[Change]()
 
     def add(self, change: Change) -> None:
         self._waiting.append(change)
@@ -118,48 +83,48 @@ class SessionList:
             self.pack()
 
     def pack(self) -> None:
-        """Pack what was added since."""
         if self._waiting:
             self._pieces.append(msgpack.packb(self._waiting))
             self._waiting.clear()
 
-    def next_piece(self) -> Piece:
-        """The next piece; the last one has the tally of the list."""
-        packed = self._pieces.popleft() if self._pieces else b"\x90"
-        changes = [Change(*fields) for fields in msgpack.unpackb(packed)]
-        return Piece(changes, self.tally.reached, None if self._pieces else self.tally)
+    @property
+    def piece(self) -> list[Change]:
+        """The first of those that Redis does not have; empty if there are no sessions."""
+        packed = self._pieces[0] if self._pieces else b"\x90"
+        return [Change(*fields) for fields in msgpack.unpackb(packed)]
+
+    @property
+    def is_last(self) -> bool:
+        return len(self._pieces) <= 1
+
+    def drop_piece(self) -> None:
+        if self._pieces:
+            self._pieces.popleft()
 
 
 def make_lists(
     store: LogStore,
     session_of: Callable[[OnlineRow], tuple[int, Change]],
-    listed: dict[int, int],
-    counted: Sequence[int],
-) -> tuple[dict[int, SessionList], dict[int, Tally]]:
-    """List the sessions of some partitions, and count those of others, in one scan.
+    listed: Sequence[int],
+) -> dict[int, SessionList]:
+    """List the sessions of some partitions, in one scan.
 
-    *session_of* returns the partition of a row, and the session as its change. *listed* has
-    the number of each list. Call it in a thread.
+    *session_of* returns the partition of a row, and the session as its change. Call it in a
+    thread.
 
     Raises:
         OSError, sqlite3.Error: The disk failed.
     """
-    tallies = {partition: Tally(0) for partition in (*listed, *counted)}
-    lists = {
-        part: SessionList(number, tallies[part]) for part, number in listed.items()
-    }
+    lists = {partition: SessionList() for partition in listed}
 
     def take(rows: Sequence[OnlineRow]) -> None:
         for row in rows:
             partition, change = session_of(row)
-            if partition in tallies:
-                tallies[partition].begin(change.session)
             if partition in lists:
                 lists[partition].add(change)
 
     seq = read_rows(store, take)
     for made in lists.values():
         made.pack()
-    for tally in tallies.values():
-        tally.reached = seq
-    return lists, {partition: tallies[partition] for partition in counted}
+        made.reached = seq
+    return lists
