@@ -46,9 +46,15 @@ Some situations have no function of their own:
 #   host_clock.
 # Never: trio, sqlite3, starlette, structlog.
 
-from liveness.testing.scripted import MAX_REPLIES, ScriptedSidecar, scripted_sidecar
+from liveness.testing.scripted import (
+    MAX_REPLIES,
+    Event,
+    ScriptedSidecar,
+    Session,
+    Timer,
+    scripted_sidecar,
+)
 from liveness.testing.scripted_clock import START_WALL_MS
-from liveness.testing.scripted_view import Event, Session, Timer
 
 __all__ = [
     "MAX_REPLIES",

@@ -1,11 +1,12 @@
 """The scripted sidecar; `liveness.testing` explains how to use it."""
 
 import math
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -18,18 +19,49 @@ from liveness.config.settings import (
     TimerSettings,
 )
 from liveness.core.limits import Limits
-from liveness.core.records import GATEWAY, OFFLINE, Record, Uid
-from liveness.core.timer_states import REPLACED, STATES
+from liveness.core.records import GATEWAY, OFFLINE, Record, Uid, identity
 from liveness.core.wire.link_requests import Refusal
-from liveness.errors import NOT_FATAL, Code
+from liveness.errors import Code
 from liveness.testing.scripted_disk import FULL, ScriptedDisk
-from liveness.testing.scripted_host import REFUSED, UNLIMITED
-from liveness.testing.scripted_view import Event, ScriptedView, Session, Timer
+from liveness.testing.scripted_host import (
+    REFUSED,
+    ROUNDING_S,
+    UNLIMITED,
+    ScriptedHost,
+)
+
+T = TypeVar("T")
 
 # The settings that concern a gateway, as the sidecar has them by default.
 MAX_REPLIES: Final = Limits().max_replies
-LEAST_FLUSH_S: Final = 0.001  # 0 would be the default
-MAX_TIMERS: Final = TimerSettings().max_live
+
+
+class Event(NamedTuple):
+    """One event that a gateway has reported."""
+
+    event: str  # login, keepalive, message or logout
+    uid: Uid
+    conn: int | None
+    gateway: str
+
+
+class Session(NamedTuple):
+    """The session that keeps a user online."""
+
+    gateway: str
+    session: int
+    conn: int | None
+
+
+class Timer(NamedTuple):
+    """A timer as it is now."""
+
+    state: str  # pending, fired, done, failed, cancelled or replaced
+    payload: str | None
+    ext: str | None
+    attempts: int
+    left: float | None  # seconds until it fires, or its attempt is over; None: ended
+    message: str | None  # of the latest answer
 
 
 @asynccontextmanager
@@ -39,7 +71,7 @@ async def scripted_sidecar(
     flush: float = 0.01,
     window: int = 10_000,
     within: float = 10.0,
-    max_timers: int = MAX_TIMERS,
+    max_timers: int = TimerSettings().max_live,
     device_separator: str = "",
 ) -> AsyncIterator["ScriptedSidecar"]:
     """Serve on a Unix socket in a private temporary folder, until the context is left.
@@ -57,7 +89,7 @@ async def scripted_sidecar(
         path = Path(folder) / "gateway.sock"
         config = Config(
             timeout_s=timeout,
-            flush_s=max(flush, LEAST_FLUSH_S),
+            flush_s=max(flush, 0.001),  # 0 would be the default
             socket=SocketSettings(path=path),
             state=StateSettings(dir=path.parent),
             limits=Limits(window=window),
@@ -97,9 +129,10 @@ class ScriptedSidecar:
 
     def __init__(self, config: Config, within: float) -> None:
         self.path = config.socket.path
-        self._view = ScriptedView(config, within)
-        self._host = self._view.host
-        self.events = self._view.events
+        self.events: list[Event] = []
+        self._unread: defaultdict[str, deque[Event]] = defaultdict(deque)
+        self._within = within
+        self._host = ScriptedHost(config, self._note_event)
         self.refused: list[tuple[str | None, Refusal]] = self._host.shell.refused
         self._host.start()
 
@@ -116,9 +149,8 @@ class ScriptedSidecar:
         if not 0 <= seconds < math.inf:
             raise ValueError(f"{seconds!r} seconds cannot pass; time goes forward only")
         await checkpoint()
-        self._host.turn()
-        self._host.pass_time(seconds)
-        self._host.settle()
+        with self._turned() as host:
+            host.pass_time(seconds)
         await checkpoint()
 
     # --- looking and waiting --------------------------------------------------
@@ -144,23 +176,38 @@ class ScriptedSidecar:
     def timers(self) -> dict[tuple[str, str], Timer]:
         """The newest timers on disk, by gateway and key."""
         self._host.turn()
-        return self._view.timers()
+        now_ms = self._host.at(ROUNDING_S).state_ms
+        return {
+            (it.gateway, it.key): Timer(
+                it.state,
+                payload,
+                it.ext,
+                it.attempts,
+                None if it.next is None else max(0, it.next - now_ms) / 1_000,
+                it.message,
+            )
+            for it, payload in self._host.disk.timers.values()
+        }
 
     @property
     def links(self) -> dict[str, int]:
         """The connected gateways, and how many records each has not acknowledged."""
-        return self._view.links()
+        self._host.turn()
+        return {
+            name: link.outbox.unacked
+            for (role, name), link in self._host.parts.registry.named.items()
+            if role == GATEWAY
+        }
 
     async def online(self, uid: Uid, *, within: float | None = None) -> Session:
         """Wait until this user is online; return its session."""
-        await self._view.until_of(
-            uid,
+        row = await self._until(
             lambda: self._host.parts.presence.where([uid]),
             f"{uid!r} is not online",
             within,
+            lambda: self._known_of(uid),
         )
-        (row,) = self._host.parts.presence.where([uid])
-        return Session(*row[1:])
+        return Session(*row[0][1:])
 
     async def offline(
         self, uid: Uid, *, within: float | None = None
@@ -168,18 +215,25 @@ class ScriptedSidecar:
         """Wait until the newest record of this user is an offline; return the record."""
 
         def ending() -> Record | None:
-            record = self._view.newest_record(uid)
+            record = self._newest_record(uid)
             return record if record and record.kind == OFFLINE else None
 
-        await self._view.until_of(uid, ending, f"{uid!r} did not go offline", within)
-        record = ending()
-        assert record is not None
+        record = await self._until(
+            ending,
+            f"{uid!r} did not go offline",
+            within,
+            lambda: self._known_of(uid),
+        )
         return record.as_map()
 
     async def next_event(self, uid: Uid, *, within: float | None = None) -> Event:
         """Wait for the next event of this user; each is returned once, in order."""
-        events = self._view.unread_events(uid)
-        await self._view.until_of(uid, lambda: events, f"no event of {uid!r}", within)
+        events = await self._until(
+            lambda: self._unread[identity(uid)],
+            f"no event of {uid!r}",
+            within,
+            lambda: self._known_of(uid),
+        )
         return events.popleft()
 
     async def timer(
@@ -193,30 +247,22 @@ class ScriptedSidecar:
             state: pending, fired, done, failed or cancelled.
             within: As for every wait.
         """
-        if state not in STATES or state == REPLACED:
-            raise ValueError(f"the newest timer of a key is never {state!r}")
 
         def newest() -> Timer | None:
-            return self._view.timers().get((gateway, key))
+            timer = self.timers.get((gateway, key))
+            return timer if timer and timer.state == state else None
 
-        def is_so() -> bool:
-            timer = newest()
-            return timer is not None and timer.state == state
-
-        await self._view.until(
-            is_so,
+        return await self._until(
+            newest,
             f"timer {key!r} of {gateway} is not {state}",
             within,
-            lambda: f"it is {newest() or 'not known'}",
+            lambda: f"it is {self.timers.get((gateway, key), 'not known')}",
         )
-        timer = newest()
-        assert timer is not None
-        return timer
 
     async def linked(self, gateway: str, *, within: float | None = None) -> None:
         """Wait until this gateway is connected and has said hello."""
         key = GATEWAY, gateway
-        await self._view.until(
+        await self._until(
             lambda: key in self._host.parts.registry.named,
             f"{gateway} has no link",
             within,
@@ -231,18 +277,17 @@ class ScriptedSidecar:
             AssertionError: As in every wait: it was not true within that many seconds of
                 the event loop's clock. The text says what is known.
         """
-        await self._view.until(is_so, "it is not so", within)
+        await self._until(is_so, "it is not so", within)
 
     # --- faults of links ------------------------------------------------------
 
     def drop(self, gateway: str) -> None:
         """Close the link of this gateway. It may connect again."""
-        self._host.turn()
-        link = self._host.parts.registry.named.get((GATEWAY, gateway))
-        if link is None:
-            raise ValueError(f"{gateway} has no link to drop; {self._view.summary()}")
-        self._host.shell.close(self._host.shell.sockets[link.number])
-        self._host.settle()
+        with self._turned() as host:
+            link = host.parts.registry.named.get((GATEWAY, gateway))
+            if link is None:
+                raise ValueError(f"{gateway} has no link to drop; {self._summary()}")
+            host.shell.close(host.shell.sockets[link.number])
 
     def refuse(self, gateway: str, code: str) -> None:
         """End the link of this gateway with an error of this code.
@@ -251,32 +296,26 @@ class ScriptedSidecar:
         one hello, in order.
         """
         known = Code(code)
-        if known in NOT_FATAL:
-            raise ValueError(
-                f"{code} ends no link; have the gateway send a frame that causes it"
-            )
-        self._host.turn()
-        registry = self._host.parts.registry
-        link = registry.named.get((GATEWAY, gateway))
-        if link is None:
-            self._host.refuse_next[gateway].append(known)
-        else:
-            with self._host.shell:
-                registry.refuse(link, link.conversation.close(known, REFUSED))
-        self._host.settle()
+        with self._turned() as host:
+            link = host.parts.registry.named.get((GATEWAY, gateway))
+            if link is None:
+                host.refuse_next[gateway].append(known)
+            else:
+                with host.shell:
+                    closing = link.conversation.close(known, REFUSED)
+                    host.parts.registry.refuse(link, closing)
 
     @contextmanager
     def not_reading(self) -> Iterator[None]:
         """Read nothing inside this `with`, like a sidecar that is too busy."""
-        self._host.turn()
-        self._host.shell.is_reading = False
-        self._host.settle()
+        with self._turned() as host:
+            host.shell.is_reading = False
         try:
             yield
         finally:
-            self._host.shell.is_reading = True
-            self._host.turn()
-            self._host.settle()
+            host.shell.is_reading = True
+            with self._turned():
+                pass
 
     # --- disk and restarts ----------------------------------------------------
 
@@ -294,8 +333,8 @@ class ScriptedSidecar:
             yield
         finally:
             self._host.disk.failure = None
-            self._host.turn()
-            self._host.settle()
+            with self._turned():
+                pass
 
     def trim(self) -> None:
         """Remove all records, as the retention removes old ones, and ended timers.
@@ -308,24 +347,21 @@ class ScriptedSidecar:
 
     def stop(self, reason: str = "the sidecar stops") -> None:
         """Stop as planned, with `bye` to all that read. After `start`, users' clocks continue."""
-        self._host.turn()
-        self._host.stop_listening()
-        self.path.unlink()
-        if not self._host.disk.failure:
-            self._host.save_clocks()
-        with self._host.shell as server:
-            server.end_all(reason, self._host.at())
-        self._host.settle()
-        self._host.forget()
+        with self._turned() as host:
+            host.stop_listening()
+            self.path.unlink()
+            if not host.disk.failure:
+                host.save_clocks()
+            with host.shell as server:
+                server.end_all(reason, host.at())
+        host.forget()
 
     def crash(self) -> None:
         """End as by `kill -9`. After `start`, users on disk have a whole timeout."""
-        self._host.turn()
-        self._host.stop_listening()
-        self._host.forget()
-        for held in [*self._host.shell.sockets.values()]:
-            self._host.shell.close(held)
-        self._host.settle()
+        with self._turned() as host:
+            host.stop_listening()
+            host.forget()
+            host.shell.close_all()
 
     def start(self, *, new_log: bool = False) -> None:
         """Come back after `stop` or `crash`.
@@ -341,6 +377,63 @@ class ScriptedSidecar:
 
     # --- within ---------------------------------------------------------------
 
+    @contextmanager
+    def _turned(self) -> Iterator[ScriptedHost]:
+        """Read what was written before a block, and write what follows from it."""
+        self._host.turn()
+        yield self._host
+        self._host.settle()
+
+    def _note_event(self, event: str, uid: Uid, conn: int | None, gateway: str) -> None:
+        noted = Event(event, uid, conn, gateway)
+        self.events.append(noted)
+        self._unread[identity(uid)].append(noted)
+
+    def _newest_record(self, uid: Uid) -> Record | None:
+        for record in reversed(self._host.disk.records):
+            if isinstance(record, Record) and identity(record.uid) == identity(uid):
+                return record
+        return None
+
+    async def _until(
+        self,
+        wanted: Callable[[], T | None],
+        otherwise: str,
+        within: float | None,
+        known: Callable[[], str] | None = None,
+    ) -> T:
+        """Wait until *wanted*, called after each change, returns something true; return it."""
+        await checkpoint()
+        self._host.turn()
+        within = self._within if within is None else within
+        with anyio.move_on_after(within):
+            while not (found := wanted()):
+                await self._host.changed.wait()
+            return found
+        details = [self._summary()] if known is None else [known(), self._summary()]
+        raise AssertionError("; ".join([f"{otherwise} after {within:g} s", *details]))
+
+    def _known_of(self, uid: Uid) -> str:
+        """What was heard of a user, and recorded: to explain why a wait failed."""
+        user = identity(uid)
+        of_user = (each for each in reversed(self.events) if identity(each.uid) == user)
+        event, record = next(of_user, None), self._newest_record(uid)
+        heard = "nothing was heard of it" if event is None else f"heard last: {event}"
+        return heard if record is None else f"{heard}; recorded last: {record.as_map()}"
+
+    def _summary(self) -> str:
+        state = [f"linked: {', '.join(self.links) or 'no gateway'}"]
+        if self._host.listener is None:
+            state.append("the sidecar is not running")
+        if not self._host.shell.is_reading:
+            state.append("it does not read")
+        if self._host.disk.failure:
+            state.append("its disk is full")
+        if self.refused:
+            name, refusal = self.refused[-1]
+            state.append(f"refused last: {name}, {refusal.code}: {refusal.message}")
+        return "; ".join(state)
+
     async def _serve(self) -> None:
         while True:
             await anyio.wait_readable(self._host.shell.selector.fileno())
@@ -349,6 +442,5 @@ class ScriptedSidecar:
     def _leave(self) -> None:
         if self._host.listener is not None:
             self._host.stop_listening()
-        for held in [*self._host.shell.sockets.values()]:
-            self._host.shell.close(held)
+        self._host.shell.close_all()
         self._host.shell.selector.close()

@@ -30,12 +30,10 @@ class ScriptedClock:
 
     @property
     def mono(self) -> float:
-        """Monotonic seconds."""
         return START_MONO_S + self.us / 1e6
 
     @property
     def wall_ms(self) -> int:
-        """Unix milliseconds."""
         return START_WALL_MS + self.us // 1_000
 
     def note(self) -> None:

@@ -48,7 +48,6 @@ class ScriptedDisk:
 
     @property
     def durable_seq(self) -> int:
-        """The seq of the newest record."""
         return len(self.records)
 
     @property
@@ -57,12 +56,10 @@ class ScriptedDisk:
         return -1 if self.failure else self.written
 
     def ticket_of(self, _gateway: str) -> int:
-        """The same, with timer commands."""
         return self.log_ticket
 
     @property
     def next_timer(self) -> int:
-        """The id of the next timer."""
         return max(self.timers, default=0) + 1
 
     def write(self, cursors: Cursors, scheduler: TimerScheduler) -> None:
@@ -93,15 +90,6 @@ class ScriptedDisk:
         for timer in ended:
             del self.timers[timer.id]
         return Counter(timer.state for timer in ended)
-
-    def lose_end(self, records: int) -> None:
-        """Lose the newest records, and what they changed, as a broken disk may."""
-        del self.records[len(self.records) - records :]
-        newest = self.durable_seq
-        for session in [number for number in self.online if number > newest]:
-            del self.online[session]
-        for key, cursor in self.cursors.items():
-            self.cursors[key] = cursor._replace(seq=min(cursor.seq, newest))
 
     def read(
         self, after: int, wanted: Subscription, limit: int, wall_ms: int
@@ -161,5 +149,4 @@ class ScriptedDisk:
         return [at for at in moments if at is not None]
 
     def states(self) -> Counter[str]:
-        """How many timers there are, by state."""
         return Counter(timer.state for timer, _ in self.timers.values())

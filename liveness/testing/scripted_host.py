@@ -5,13 +5,14 @@ between two calls of `pass_time`.
 """
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from selectors import EVENT_READ
 from socket import AF_UNIX
 from socket import socket as Socket
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import anyio
 
@@ -47,7 +48,7 @@ from liveness.core.wire.uids import is_uid
 from liveness.errors import Code
 from liveness.testing.scripted_clock import ScriptedClock
 from liveness.testing.scripted_disk import ScriptedDisk
-from liveness.testing.scripted_shell import LinkCounters, ScriptedShell, ScriptedSocket
+from liveness.testing.scripted_shell import ScriptedShell, ScriptedSocket
 
 BACKLOG: Final = 512
 # What the script does not bound. The core works in bounded steps; here one does all.
@@ -107,7 +108,6 @@ class ScriptedHost:
     # --- the clock ------------------------------------------------------------
 
     def at(self, later_s: float = 0.0) -> Instant:
-        """This moment, or one that is a little later."""
         now = self.attended.now + later_s
         mono = self.clock.mono + later_s
         return Instant(now, mono, self.clock.wall_ms, state_s=mono)
@@ -185,13 +185,16 @@ class ScriptedHost:
         disk.waiting.clear()
         disk.written = 0
         self.attended = make_attended_clock(self.config, mono=self.clock.mono, cpu=0.0)
+        nobody_reads: Any = SimpleNamespace(
+            refused=Counter(), limits_met=Counter(), notices_acked=0
+        )
         server, self.parts = make_server(
             self.config,
             disk=disk,
             version=__version__,
             decided=decided,
             attended=self.attended,
-            counts=LinkCounters(),
+            counts=nobody_reads,
             access=Access(
                 gateways=ANYONE, watchers=ANYONE, everyone=ANYONE, admin=ANYONE
             ),
@@ -227,7 +230,6 @@ class ScriptedHost:
         self.shell.selector.register(self.listener, EVENT_READ)
 
     def stop_listening(self) -> None:
-        """Accept no more links."""
         if self.listener is None:
             raise ValueError("it is not running; call start() first")
         self.shell.selector.unregister(self.listener)
@@ -301,7 +303,6 @@ class ScriptedHost:
     def note_events(
         self, gateway: str, request: ActivityBatch | Login | Logout
     ) -> None:
-        """Show the events of a request to the script."""
         events: Sequence[str] = [
             EVENTS[number] for number in getattr(request, "events", ())
         ]

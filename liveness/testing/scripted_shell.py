@@ -1,17 +1,13 @@
 """Carries out the effects of a scripted sidecar; reads and writes its links."""
 
-from array import array
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from fcntl import ioctl
+from dataclasses import dataclass
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from socket import SHUT_WR
 from socket import socket as Socket
-from termios import FIONREAD
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from liveness.core import effects
 from liveness.core.changes import Commit
@@ -28,31 +24,6 @@ from liveness.testing.scripted_disk import ScriptedDisk
 RECEIVE_BYTES: Final = 16_384
 
 
-class LinkTap:
-    """Sees the bytes of all links, as they pass; this one looks away."""
-
-    def opened(self, link: int, sock: Socket) -> None:
-        """A link was accepted."""
-
-    def received(self, link: int, data: bytes) -> None:
-        """The peer has sent these bytes; b"": it has closed the link."""
-
-    def sent(self, link: int, data: bytes) -> None:
-        """These bytes were written to the peer."""
-
-    def closed(self, link: int) -> None:
-        """The sidecar has closed the link."""
-
-
-@dataclass(slots=True)
-class LinkCounters:
-    """What is counted of links; nobody reads it."""
-
-    refused: Counter[str] = field(default_factory=Counter)
-    limits_met: Counter[str] = field(default_factory=Counter)
-    notices_acked: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class ScriptedSocket:
     """A connected socket, and what is to be written to it."""
@@ -67,13 +38,6 @@ class ScriptedSocket:
     extra: bytes = b""  # frames of the script, before the next of the server
     most_bytes: int | None = None  # of one write; None: as many as the socket takes
 
-    @property
-    def unread_bytes(self) -> int:
-        """How many bytes the peer has written that were not read."""
-        count = array("i", [0])
-        ioctl(self.sock, FIONREAD, count)
-        return count[0]
-
 
 class ScriptedShell(Shell):
     """Has the sockets of all links, and the server that was started last."""
@@ -81,7 +45,9 @@ class ScriptedShell(Shell):
     def __init__(self, clock: ScriptedClock, *, now: Callable[[], Instant]) -> None:
         self.sockets: dict[int, ScriptedSocket] = {}  # by number of the link
         self.selector = DefaultSelector()
-        self.tap = LinkTap()
+        # Called with "opened" and the socket, "received" or "sent" and the bytes (none: the
+        # peer has closed it), and "closed", for the link of this number.
+        self.tap: Callable[[str, int, Any], object] = lambda *_: None
         self.is_reading = True
         self.unread_gateways: set[str] = set()  # whose links are not read
         self.refused: list[tuple[str | None, Refusal]] = []
@@ -145,7 +111,7 @@ class ScriptedShell(Shell):
             except OSError:
                 data = b""
             has_read = True
-            self.tap.received(link.number, data)
+            self.tap("received", link.number, data)
             if not data:
                 self.write(socket)
                 self.close(socket)
@@ -173,7 +139,7 @@ class ScriptedShell(Shell):
         if not outbox.is_broken and not socket.unsent:
             with suppress(OSError):
                 sent = socket.sock.send(outbox.last_frame)
-                self.tap.sent(socket.link.number, outbox.last_frame[:sent])
+                self.tap("sent", socket.link.number, outbox.last_frame[:sent])
                 socket.unsent = outbox.last_frame[sent:]
         if socket.unsent:
             self.close(socket)  # it may never read the rest
@@ -184,9 +150,8 @@ class ScriptedShell(Shell):
             socket.sock.shutdown(SHUT_WR)
 
     def opened(self, socket: ScriptedSocket) -> None:
-        """Take the socket of a new link."""
         self.sockets[socket.link.number] = socket
-        self.tap.opened(socket.link.number, socket.sock)
+        self.tap("opened", socket.link.number, socket.sock)
 
     def write_all(self) -> None:
         """Write to all links what may be sent now, as far as their peers read."""
@@ -213,7 +178,7 @@ class ScriptedShell(Shell):
                 outbox.broken()
                 socket.unsent = b""
                 return
-            self.tap.sent(link.number, socket.unsent[:sent])
+            self.tap("sent", link.number, socket.unsent[:sent])
             socket.unsent = socket.unsent[sent:]
             if not socket.unsent:
                 outbox.blocked(False)
@@ -270,14 +235,17 @@ class ScriptedShell(Shell):
         return not link.is_open or not is_unread
 
     def close(self, socket: ScriptedSocket) -> None:
-        """Close a link at once."""
         number = socket.link.number
         if self.sockets.pop(number, None) is None:
             return
-        self.tap.closed(number)
+        self.tap("closed", number, b"")
         if socket.watched:
             self.selector.unregister(socket.sock)
         socket.sock.close()
         if number in self._parts.registry.links:  # not of one before it
             with self as server:
                 server.closed(socket.link)
+
+    def close_all(self) -> None:
+        for socket in [*self.sockets.values()]:
+            self.close(socket)

@@ -1,6 +1,8 @@
 """A server of links on a disk in memory; time passes by hand."""
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from liveness import __version__
@@ -24,7 +26,6 @@ from liveness.core.links.link import Link
 from liveness.core.records import Instant
 from liveness.core.wire.framing import encode
 from liveness.testing.scripted_disk import ScriptedDisk
-from liveness.testing.scripted_shell import LinkCounters
 
 NO_CLUSTER: Final = ClusterSettings()
 TIMERS: Final = TimerSettings()
@@ -53,7 +54,10 @@ class Shell:
             timers=timers,
             limits=Limits(**limits),
         )
-        self.disk, self.counts = ScriptedDisk(), LinkCounters()
+        self.disk = ScriptedDisk()
+        self.counts: Any = SimpleNamespace(
+            refused=Counter(), limits_met=Counter(), notices_acked=0
+        )
         self.mono, self.links = 0.0, 0
         self.cursors = Cursors()
         self.decided = Decisions(1, self.cursors, new_batch=RecordBatch)

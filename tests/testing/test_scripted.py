@@ -836,12 +836,8 @@ async def test_what_a_script_cannot_do_is_a_value_error(
     for seconds in (-1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="cannot pass"):
             await script.pass_time(seconds)
-    for state in ("replaced", "ready"):
-        with pytest.raises(ValueError, match=f"never '{state}'"):
-            await script.timer("gw", "tea", state)
-    for code in ("bad-uid", "no-code"):
-        with pytest.raises(ValueError, match=code):
-            script.refuse("gw", code)
+    with pytest.raises(ValueError, match="no-code"):
+        script.refuse("gw", "no-code")
     with pytest.raises(ValueError, match="gw has no link to drop; linked: no gateway"):
         script.drop("gw")
     with pytest.raises(ValueError, match="running"):

@@ -1,10 +1,13 @@
 """The sidecar of a conformance run: scripted, with more operations than tests of one
 gateway need, and a tape of what passes."""
 
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from fcntl import ioctl
 from pathlib import Path
+from termios import FIONREAD
 from typing import Final
 
 import trio
@@ -48,7 +51,7 @@ class StagedSidecar(ScriptedSidecar):
             timers=TimerSettings(max_live=MAX_TIMERS),
         )
         super().__init__(config, within=SOON_S)
-        self._host.shell.tap = tape
+        self._host.shell.tap = tape.take
 
     async def serve(self) -> None:
         try:
@@ -67,7 +70,9 @@ class StagedSidecar(ScriptedSidecar):
         return self._host.disk.durable_seq
 
     def unread_bytes(self, gateway: str) -> int:
-        return self._socket_of(gateway).unread_bytes
+        count = array("i", [0])
+        ioctl(self._socket_of(gateway).sock, FIONREAD, count)
+        return count[0]
 
     def record_others(self, count: int) -> int:
         """Record decisions that do not concern the gateway; return the first one's seq.
@@ -161,7 +166,14 @@ class StagedSidecar(ScriptedSidecar):
         self._host.config = replace(config, limits=Limits(window=WINDOW, **limits))
 
     def lose_end(self, records: int) -> None:
-        self._host.disk.lose_end(records)
+        """Lose the newest records, and what they changed, as a broken disk may."""
+        disk = self._host.disk
+        del disk.records[len(disk.records) - records :]
+        newest = disk.durable_seq
+        for session in [number for number in disk.online if number > newest]:
+            del disk.online[session]
+        for key, cursor in disk.cursors.items():
+            disk.cursors[key] = cursor._replace(seq=min(cursor.seq, newest))
 
     def forget(self, gateway: str) -> None:
         self._host.disk.cursors.pop((GATEWAY, gateway), None)

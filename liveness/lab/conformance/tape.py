@@ -16,7 +16,6 @@ from liveness.core.records import identity
 from liveness.core.wire.framing import Frame, Reader
 from liveness.core.wire.uids import is_uid
 from liveness.errors import WireError
-from liveness.testing.scripted_shell import LinkTap
 
 # A gateway that exceeds every limit is still shown.
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
@@ -80,7 +79,7 @@ def _shortened(value: object) -> object:
             return value
 
 
-class Tape(LinkTap):
+class Tape:
     """Records the gateway's frames."""
 
     def __init__(self, on_frame: Callable[[Seen], object]) -> None:
@@ -97,7 +96,19 @@ class Tape(LinkTap):
 
     # --- recording --------------------------------------------------------------------
 
-    def opened(self, link: int, sock: socket.socket) -> None:
+    def take(self, what: str, link: int, data: Any) -> None:
+        """Take what passes: see `tap` of `ScriptedShell`."""
+        match what:
+            case "opened":
+                self._opened(link, data)
+            case "received":
+                self._received(link, data)
+            case "sent":
+                self._pass(link, True, data)
+            case _ if self.links.get(link) == OPENED:
+                self._note(link, ENDED)
+
+    def _opened(self, link: int, sock: socket.socket) -> None:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("3i", credentials)[0] == os.getpid():
             return
@@ -107,19 +118,12 @@ class Tape(LinkTap):
             )
         self._note(link, OPENED)
 
-    def received(self, link: int, data: bytes) -> None:
+    def _received(self, link: int, data: bytes) -> None:
         if data:
             self._pass(link, False, data)
         elif self.links.get(link) == OPENED:
             self._note(link, CLOSED)
         self.changed.unpark_all()  # frames of the script's own links may complete a wait
-
-    def sent(self, link: int, data: bytes) -> None:
-        self._pass(link, True, data)
-
-    def closed(self, link: int) -> None:
-        if self.links.get(link) == OPENED:
-            self._note(link, ENDED)
 
     def _note(self, link: int, word: str) -> None:
         self.links[link] = word
