@@ -112,25 +112,20 @@ def refuse_after_fork(made: object) -> None:
     _unforked.add(made)
 
 
-def _refuse(made: object, name: str) -> Any:
-    if name.startswith("__"):  # used by `isinstance` and the like
-        return object.__getattribute__(made, name)
-    raise ReportError(
-        f"{name}: this was made before a fork, in process {_parent}, and process "
-        f"{os.getpid()} has no link; call connect or watch in each worker after the fork, "
-        'with a name a worker, such as name=f"gw-1:{worker}"'
-    )
-
-
-_parent = 0  # the process that made the originals
-
-
 def _after_in_child() -> None:
-    global _parent
-    if _unforked:
-        _parent = os.getppid()
+    parent = os.getppid()
+
+    def refuse(made: object, name: str) -> Any:
+        if name.startswith("__"):  # used by `isinstance` and the like
+            return object.__getattribute__(made, name)
+        raise ReportError(
+            f"{name}: this was made before a fork, in process {parent}, and process "
+            f"{os.getpid()} has no link; call connect or watch in each worker after the "
+            'fork, with a name a worker, such as name=f"gw-1:{worker}"'
+        )
+
     for made in _unforked:
-        refusing = {"__getattribute__": _refuse, "__slots__": ()}
+        refusing = {"__getattribute__": refuse, "__slots__": ()}
         made.__class__ = type("Forked", (type(made),), refusing)
     _unforked.clear()
 

@@ -25,6 +25,7 @@ from liveness.core.sessions.damping import (
     DampingCounts,
     Passed,
 )
+from liveness.core.wire.uids import is_within
 from liveness.errors import ReportError
 
 # That moment: so it sends pings a few times a second at most.
@@ -48,6 +49,10 @@ class DampedRecords:
         users: bool,
         wall_s: Callable[[], float],
     ) -> None:
+        if not is_within(settle_s, 0, MOST_SETTLE_S):
+            raise ReportError(
+                f"settle_s is {settle_s!r:.80}; it must be 0 to {MOST_SETTLE_S:g} seconds"
+            )
         self.counts = DampingCounts(MAX_SETTLING)
         self._settle_s = settle_s
         self._kinds = frozenset(kinds)
@@ -166,23 +171,6 @@ class DampedRecords:
     def _wants(self, record: RecordMap) -> bool:
         kind = record["kind"]
         return not self._kinds or kind in self._kinds or kind not in SESSION_KINDS
-
-
-def settle_s_in(settle_s: object) -> float:
-    """Check a `settle_s`.
-
-    Raises:
-        ReportError: It is not valid.
-    """
-    if (
-        isinstance(settle_s, int | float)
-        and not isinstance(settle_s, bool)
-        and 0 <= settle_s <= MOST_SETTLE_S
-    ):
-        return float(settle_s)
-    raise ReportError(
-        f"settle_s is {settle_s!r:.80}; it must be 0 to {MOST_SETTLE_S:g} seconds"
-    )
 
 
 def _moved(offline: RecordMap, online: RecordMap) -> RecordMap:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
-from liveness.client.sidecar_frames import Welcome, welcome_of, wrong_form
+from liveness.client.protocol import Welcome, welcome_of, wrong_form
 from liveness.core.records import WATCHER
 from liveness.core.wire.frames import PROTOCOL
 from liveness.core.wire.framing import Frame, Reader, encode

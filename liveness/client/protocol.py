@@ -6,13 +6,11 @@ confirms everything sent before the ping; what is not confirmed when a link ends
 again on the next.
 """
 
-import re
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from liveness.client.inbox import End, Inbox, RecordMap
 from liveness.client.reports import Reports
-from liveness.client.sidecar_frames import Welcome, wrong_form
 from liveness.client.tasks import TaskQueues, Timer
 from liveness.core.records import MOVED, OFFLINE, HostTime, Uid, identity
 from liveness.core.wire.frames import PROTOCOL, parse_hello
@@ -28,10 +26,26 @@ from liveness.errors import Code, ReportError, WireError
 PING_S: Final = 3.0
 LEAST_PING_S: Final = 0.25
 
-# All processes of a service would get the same name, and replace each other.
-PLACEHOLDER: Final = re.compile(r"\{[^{}]*\}")
-
 EMPTY_KEEPALIVE: Final = encode(["keepalive", []])  # keeps the promise; is not answered
+
+RUN_TIMEOUT_S: Final = 60.0  # if the welcome does not name it
+
+
+class Welcome(NamedTuple):
+    """The sidecar's welcome (`proto/README.md`, "Frames from the sidecar")."""
+
+    log: str
+    next: int
+    timeout: float
+    flush: float
+    max_batch: int
+    max_frame: int
+    server: str
+    features: Sequence[str]
+    run_timeout: float  # seconds from the firing of a timer to its answer
+    began: bool  # it has our clock, so logins carry `began`
+    known: bool  # it knew the gateway's name, and its position in the log
+    device_separator: str = ""  # "": devices are not counted
 
 
 class Client:
@@ -335,12 +349,51 @@ class Client:
         return End(uid, self.reports.close(conn), reason, record)
 
     def _check_hello(self, fresh: bool | None) -> None:
-        if isinstance(self.name, str) and (found := PLACEHOLDER.search(self.name)):
-            raise ReportError(
-                f"name is {self.name!r:.80}, with {found[0]!r:.40} as it stands; an "
-                f'f-string was probably meant: name=f"..."'
-            )
         try:
             parse_hello(("hello", self._options | {"fresh": fresh}))
         except WireError as bad:
             raise ReportError(str(bad)) from None
+
+
+def welcome_of(frame: Frame) -> Welcome:
+    """Read a welcome.
+
+    Raises:
+        WireError: It is not of this protocol.
+    """
+    try:
+        options = frame[1]
+        welcome = Welcome(
+            log=str(options["log"]),
+            next=int(options["next"]),
+            timeout=float(options["timeout"]),
+            flush=float(options["flush"]),
+            max_batch=int(options["max_batch"]),
+            max_frame=int(options["max_frame"]),
+            server=str(options.get("server", "")),
+            features=options.get("features", ()),
+            run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
+            began=options.get("began") is True,
+            known=options.get("known") is not False,
+            device_separator=str(options.get("device_separator", "")),
+        )
+        times = welcome.flush, welcome.run_timeout
+        if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
+            raise ValueError("impossible limits")
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ) as error:
+        raise wrong_form(frame) from error
+    return welcome
+
+
+def wrong_form(frame: object) -> WireError:
+    """The error for a frame of another form than the protocol gives it."""
+    return WireError(
+        Code.BAD_FRAME,
+        f"the sidecar sent a frame that is not of protocol {PROTOCOL}: {frame!r:.200}",
+    )

@@ -22,7 +22,7 @@ from liveness.client.dialer import (
     random_name,
     watcher_hello,
 )
-from liveness.client.sidecar_frames import wrong_form
+from liveness.client.protocol import wrong_form
 from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import user_of
 from liveness.core.wire.frames import CLUSTER

@@ -15,7 +15,7 @@ import anyio
 from liveness.client.damped_records import MAX_SETTLING, DampedRecords
 from liveness.client.dialer import Dialer, SidecarLink, random_name, watcher_hello
 from liveness.client.inbox import RecordMap
-from liveness.client.sidecar_frames import Welcome
+from liveness.client.protocol import Welcome
 from liveness.core.sessions.damping import Passed
 from liveness.core.wire.framing import encode
 from liveness.errors import LivenessError, Replaced, ReportError

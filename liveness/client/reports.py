@@ -17,7 +17,6 @@ one.
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import Final, TypeAlias, TypeVar
@@ -48,17 +47,6 @@ AGE_STEPS: Final = 8_192
 MAX_CHANGES_PER_WRITE: Final = 4_096
 
 
-@dataclass(slots=True)
-class SentReports:
-    """What was sent, by conn."""
-
-    changes: UidByConn = field(default_factory=dict)  # logins and logouts
-    activity: UidByConn = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.changes) + len(self.activity)
-
-
 class Reports:
     """The open connections, and what the sidecar does not know of them yet.
 
@@ -85,8 +73,9 @@ class Reports:
         self._logins: UidByConn = {}  # not sent yet, in order
         self._logouts: UidByConn = {}  # not sent yet
         self._unsent_logins: set[int] = set()  # opened, and not sent on any link
-        self._sent = SentReports()  # since the last ping
-        self._awaiting_pong = SentReports()  # before the last ping
+        # Sent since the last ping, and before it: logins and logouts, and activity.
+        self._sent: tuple[UidByConn, UidByConn] = {}, {}
+        self._awaiting_pong: tuple[UidByConn, UidByConn] = {}, {}
 
     def new_conn(self) -> int:
         conn = self._next_conn
@@ -187,7 +176,7 @@ class Reports:
 
     @property
     def unconfirmed(self) -> int:
-        of_conns = len(self._sent) + len(self._awaiting_pong)
+        of_conns = sum(map(len, self._sent + self._awaiting_pong))
         return of_conns + self.timer_requests.unconfirmed
 
     def frames(
@@ -248,7 +237,7 @@ class Reports:
                 # activity itself, so this one can be left out.
                 for conn in batch.keys() & self._logins.keys():
                     del batch[conn]
-                self._sent.activity.update(batch)
+                self._sent[1].update(batch)
                 if batch:
                     yield event, batch
 
@@ -268,7 +257,7 @@ class Reports:
         logouts: UidByConn = {}
         if not self._logins:
             logouts = _pop_first(self._logouts, MAX_CHANGES_PER_WRITE - len(logins))
-        self._sent.changes |= logins | logouts
+        self._sent[0].update(logins | logouts)
         return logins, first_logins, logouts
 
     def _grouped(
@@ -297,11 +286,11 @@ class Reports:
     # --- what has arrived ------------------------------------------------------------
 
     def ping_sent(self) -> None:
-        self._awaiting_pong, self._sent = self._sent, SentReports()
+        self._awaiting_pong, self._sent = self._sent, ({}, {})
         self.timer_requests.ping_sent()
 
     def pong_received(self) -> None:
-        self._awaiting_pong = SentReports()
+        self._awaiting_pong = {}, {}
         self.timer_requests.pong_received()
 
     def link_lost(self) -> None:
@@ -311,13 +300,16 @@ class Reports:
         activity.
         """
         self.timer_requests.link_lost()
-        sent, self._sent = self._sent, SentReports()
-        before, self._awaiting_pong = self._awaiting_pong, SentReports()
+        changes, activity = (
+            before | sent
+            for before, sent in zip(self._awaiting_pong, self._sent, strict=True)
+        )
+        self._sent, self._awaiting_pong = ({}, {}), ({}, {})
         logins: UidByConn = {}
-        for conn, uid in (before.changes | sent.changes).items():
+        for conn, uid in changes.items():
             (logins if conn in self.uids else self._logouts)[conn] = uid
         self._logins = logins | self._logins
-        for conn, uid in (before.activity | sent.activity).items():
+        for conn, uid in activity.items():
             if conn in self.uids and conn not in self._logins:
                 self.keepalives[conn] = uid
 
@@ -337,8 +329,8 @@ class Reports:
             return False
         for changes in (
             self._logouts,
-            self._sent.changes,
-            self._awaiting_pong.changes,
+            self._sent[0],
+            self._awaiting_pong[0],
         ):
             if conn in changes:
                 _check_owner(changes[conn], uid, conn)

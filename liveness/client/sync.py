@@ -15,7 +15,7 @@ from anyio.from_thread import BlockingPortal
 from liveness.client.background import Threaded, background_loop, waits
 from liveness.client.inbox import End
 from liveness.client.reconnecting_link import LinkState
-from liveness.client.sidecar import Sidecar, SidecarCalls, client_of, connect
+from liveness.client.sidecar import Ends, Sidecar, SidecarCalls, client_of, connect
 from liveness.client.task_runner import F, is_async
 from liveness.core.records import Uid
 from liveness.errors import ReportError
@@ -48,7 +48,6 @@ class SyncSidecar(SidecarCalls, Threaded):
     def __init__(self, sidecar: Sidecar, portal: BlockingPortal) -> None:
         SidecarCalls.__init__(self, sidecar._link, sidecar._tasks)
         Threaded.__init__(self, sidecar, portal)
-        self._sidecar = sidecar
 
     login = locked(SidecarCalls.login)
     logout = locked(SidecarCalls.logout)
@@ -71,7 +70,7 @@ class SyncSidecar(SidecarCalls, Threaded):
 
     def ended(self) -> Iterator[End]:
         """Iterate over open connections that have to be closed; see `Sidecar.ended`."""
-        ends = self._sidecar.ended()
+        ends: Ends = self._target.ended()
         while True:
             with self._lock:
                 end = ends.take()

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from anyio.from_thread import BlockingPortal
-
 from liveness.client.background import ThreadedWatch, background_loop, waits
 from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.cluster.events import ClusterEvent
@@ -27,16 +25,14 @@ class SyncClusterWatch(ThreadedWatch[list[ClusterEvent]], Iterator[ClusterEvent]
     Questions may come from any thread.
     """
 
-    def __init__(self, watch: ClusterWatch, portal: BlockingPortal) -> None:
-        super().__init__(watch, portal)
-        self._watch = watch
+    _target: ClusterWatch
 
     def __next__(self) -> ClusterEvent:
         """Finish the last event, and wait for the next one."""
         with self._lock:
-            event = self._watch.take()
+            event = self._target.take()
             if event is None:
-                event = self._next(self._watch.__anext__)
+                event = self._next(self._target.__anext__)
             return event
 
     connected = waits(ClusterWatch.connected)
@@ -47,4 +43,4 @@ class SyncClusterWatch(ThreadedWatch[list[ClusterEvent]], Iterator[ClusterEvent]
     @property
     def position(self) -> str | None:
         """Where another watch can continue; see `ClusterWatch.position`."""
-        return self._watch.position
+        return self._target.position

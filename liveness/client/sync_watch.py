@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from anyio.from_thread import BlockingPortal
-
 from liveness.client.background import ThreadedWatch, background_loop, waits
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
@@ -33,19 +31,17 @@ class SyncWatch(ThreadedWatch[Batch], Iterator[RecordMap]):
     come from any thread.
     """
 
-    def __init__(self, watch: Watch, portal: BlockingPortal) -> None:
-        super().__init__(watch, portal)
-        self._watch = watch
-        self._waited_at = 0.0
+    _target: Watch
+    _waited_at = 0.0
 
     def __next__(self) -> RecordMap:
         """Finish the last record, and wait for the next one."""
         with self._lock:
             record: RecordMap | None = None
             if perf_counter() - self._waited_at < ACK_EVERY_S:
-                record = self._watch.take()
+                record = self._target.take()
             if record is None:
-                record = self._next(self._watch.__anext__)
+                record = self._next(self._target.__anext__)
                 self._waited_at = perf_counter()  # its acks are written by now
             return record
 
@@ -58,19 +54,19 @@ class SyncWatch(ThreadedWatch[Batch], Iterator[RecordMap]):
     @property
     def log(self) -> str | None:
         """The id of the log that the last record is from; see `Watch.log`."""
-        return self._watch.log
+        return self._target.log
 
     @property
     def position(self) -> int | None:
         """The seq after which to continue; see `Watch.position`. For the loop's thread."""
-        return self._watch.position
+        return self._target.position
 
     @property
     def damping(self) -> DampingCounts:
         """Counts of `settle_s`; see `Watch.damping`."""
-        return self._watch.damping
+        return self._target.damping
 
     @property
     def name(self) -> str:
         """The name of this reader; see `Watch.name`."""
-        return self._watch.name
+        return self._target.name

@@ -18,7 +18,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from liveness.client.background import refuse_after_fork
-from liveness.client.damped_records import DampedRecords, settle_s_in
+from liveness.client.damped_records import DampedRecords
 from liveness.client.dialer import (
     Dialer,
     PauseBetween,
@@ -29,6 +29,7 @@ from liveness.client.dialer import (
     watcher_hello,
 )
 from liveness.client.inbox import RecordMap
+from liveness.client.protocol import wrong_form
 from liveness.client.question_link import (
     HostSession,
     HostSessions,
@@ -38,7 +39,6 @@ from liveness.client.question_link import (
     Whereabouts,
 )
 from liveness.client.record_link import RecordLink
-from liveness.client.sidecar_frames import wrong_form
 from liveness.core.records import SESSION_KINDS, Uid
 from liveness.core.sessions.damping import DampingCounts
 from liveness.core.wire.frames import parse_hello
@@ -116,7 +116,7 @@ class Watch(AsyncIterator[RecordMap]):
             options["users"] = True
         _check(options, after, log)
         damped: DampedRecords | None = None
-        if settle_s_in(settle_s):
+        if settle_s != 0:
             damped = DampedRecords(settle_s, kinds, users=users, wall_s=wall_s)
             if kinds:  # what decides is whether a user is back
                 options["kinds"] = tuple({*kinds, *SESSION_KINDS})

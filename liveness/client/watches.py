@@ -151,13 +151,6 @@ def _cluster_watch(
 ) -> "ClusterWatch":
     if path is not None:
         raise ReportError("give a path for one sidecar, or cluster for all; not both")
-    if options.pop("settle_s", 0):
-        # A user may be online on several hosts, each with its own log: a position before
-        # the waiting records would need a seq in each log.
-        raise ReportError(
-            "settle_s is of one sidecar's records, and cluster reads those of all; leave "
-            "one of the two out, or watch each sidecar"
-        )
     from liveness.cluster.cluster_watch import ClusterWatch
     from liveness.config.cluster import settings_of
 

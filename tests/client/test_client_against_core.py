@@ -16,9 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from liveness.client.inbox import Arrival, End, RecordMap
-from liveness.client.protocol import EMPTY_KEEPALIVE, Client
+from liveness.client.protocol import EMPTY_KEEPALIVE, Client, welcome_of
 from liveness.client.reports import AGE_STEP_S
-from liveness.client.sidecar_frames import welcome_of
 from liveness.core.changes import Changes, Decisions
 from liveness.core.limits import Limits
 from liveness.core.links.conversation import Conversation

@@ -447,17 +447,3 @@ def test_a_sidecar_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) ->
     for line in lines:
         assert f"made before a fork, in process {parent}" in line
         assert 'name=f"gw-1:{worker}"' in line
-
-
-@pytest.mark.parametrize("name", ["gw-1:{worker}", "gw-{}", "{os.getpid()}"])
-async def test_a_name_with_an_unfilled_placeholder_is_refused_at_the_call(
-    name: str,
-) -> None:
-    with pytest.raises(liveness.ReportError, match="an f-string was probably meant"):
-        async with liveness.connect("/nowhere", name=name):
-            pass
-    with (
-        pytest.raises(liveness.ReportError, match="an f-string was probably meant"),
-        liveness.connect_sync("/nowhere", name=name),
-    ):
-        pass

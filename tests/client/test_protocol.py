@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from liveness.client.dialer import REMEDIES, LinkLost, check_frame
 from liveness.client.inbox import Arrival, End
-from liveness.client.protocol import PING_S, Client
-from liveness.client.sidecar_frames import welcome_of
+from liveness.client.protocol import PING_S, Client, welcome_of
 from liveness.client.tasks import MAX_AT_ONCE, Timer
 from liveness.client.timer_requests import MAX_REQUESTS_PER_WRITE
 from liveness.core.records import HostTime, Uid

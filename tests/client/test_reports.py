@@ -98,9 +98,9 @@ def live(reports: Reports, steps: str) -> None:
 
 def kept(reports: Reports) -> int:
     """How much is kept, of whatever kind, the conns that were given out aside."""
-    written = (reports._sent, reports._awaiting_pong)
-    kinds = [vars(reports), *({"c": it.changes, "s": it.activity} for it in written)]
-    return sum(len(it) for kind in kinds for it in kind.values() if hasattr(it, "keys"))
+    written = (*reports._sent, *reports._awaiting_pong)
+    kinds = [*vars(reports).values(), *written]
+    return sum(len(kind) for kind in kinds if hasattr(kind, "keys"))
 
 
 # --- each connection once ------------------------------------------------------------

@@ -17,7 +17,7 @@ CORE = sorted((PACKAGE / "core").rglob("*.py"))
 CLIENT = [
     PACKAGE / "client" / f"{name}.py"
     for name in (
-        *("inbox", "protocol", "reports", "sidecar_frames"),
+        *("inbox", "protocol", "reports"),
         *("tasks", "timer_requests"),
     )
 ]

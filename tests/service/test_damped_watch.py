@@ -185,11 +185,6 @@ def test_a_settle_s_that_is_none_is_refused(settle_s: Any) -> None:
         liveness.watch("/nowhere", settle_s=settle_s)
 
 
-def test_hosts_are_not_damped() -> None:
-    with pytest.raises(liveness.ReportError, match="settle_s is of one sidecar"):
-        liveness.watch(cluster="redis://127.0.0.1", settle_s=5)  # type: ignore[call-overload]
-
-
 # --- positions ------------------------------------------------------------------------
 
 
