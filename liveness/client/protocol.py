@@ -36,11 +36,9 @@ class Welcome(NamedTuple):
 
     log: str
     next: int
-    timeout: float
     flush: float
     max_batch: int
     max_frame: int
-    server: str
     features: Sequence[str]
     run_timeout: float  # seconds from the firing of a timer to its answer
     began: bool  # it has our clock, so logins carry `began`
@@ -366,11 +364,9 @@ def welcome_of(frame: Frame) -> Welcome:
         welcome = Welcome(
             log=str(options["log"]),
             next=int(options["next"]),
-            timeout=float(options["timeout"]),
             flush=float(options["flush"]),
             max_batch=int(options["max_batch"]),
             max_frame=int(options["max_frame"]),
-            server=str(options.get("server", "")),
             features=options.get("features", ()),
             run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
             began=options.get("began") is True,

@@ -219,11 +219,6 @@ class SidecarCalls:
         """Whether there is a link now, and if not, why."""
         return self._link.state
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a link now."""
-        return self._client.is_linked
-
     def stats(self) -> Stats:
         """Return numbers for the gateway's own metrics."""
         client, reports = self._client, self._client.reports

@@ -88,6 +88,12 @@ class Watch(AsyncIterator[RecordMap]):
 
     The iteration raises `Replaced` if another process reads by this name, and `ReportError`
     if there is no record `after` yet. With `strict` it raises more, see `liveness.watch`.
+
+    Attributes:
+        path: The sidecar's socket.
+        name: The name of this reader; a random one if it was given none.
+        damping: What `settle_s` has done: records `left_out`, and offlines `hurried`.
+        is_closed: Whether `aclose` was called.
     """
 
     def __init__(
@@ -108,8 +114,8 @@ class Watch(AsyncIterator[RecordMap]):
     ) -> None:
         self.path = socket_at(path)
         has_cursor = name is not None
-        self._name = random_name("watch") if name is None else name
-        options = watcher_hello(self._name, scope, ack=has_cursor)
+        self.name = random_name("watch") if name is None else name
+        options = watcher_hello(self.name, scope, ack=has_cursor)
         if kinds:
             options["kinds"] = tuple(kinds)
         if users:
@@ -121,6 +127,7 @@ class Watch(AsyncIterator[RecordMap]):
             if kinds:  # what decides is whether a user is back
                 options["kinds"] = tuple({*kinds, *SESSION_KINDS})
         self._damped = damped
+        self.damping = DampingCounts() if damped is None else damped.counts
         new_dialer = partial(
             Dialer,
             self.path,
@@ -128,19 +135,17 @@ class Watch(AsyncIterator[RecordMap]):
             report_line=report_line,
             pause_between=pause_between,
         )
-        self._dialer = new_dialer(self._name)
+        self._dialer = new_dialer(self.name)
         self._link = RecordLink(
             self._dialer, options, after=after, log=log, damped=damped
         )
         self._questions, self._anywhere = (
-            Questions(
-                new_dialer(f"questions of {self._name}"), scope, anywhere=anywhere
-            )
+            Questions(new_dialer(f"questions of {self.name}"), scope, anywhere=anywhere)
             for anywhere in (False, True)
         )
         self._guard = anyio.ResourceGuard("reading the records of")
         self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
-        self._is_closed = False
+        self.is_closed = False
         refuse_after_fork(self)
 
     # --- records --------------------------------------------------------------------
@@ -166,18 +171,18 @@ class Watch(AsyncIterator[RecordMap]):
 
     def take(self) -> RecordMap | None:
         """Return the next record if it has arrived; finish the last one. Do not wait."""
-        return None if self._is_closed else self._link.take()
+        return None if self.is_closed else self._link.take()
 
     async def _ready(self) -> None:
         """Finish what was given to the loop; wait until a record is at hand."""
         with self._guard:
             await checkpoint()
             self._link.finish()
-            if self._is_closed:
+            if self.is_closed:
                 raise StopAsyncIteration
             with anyio.CancelScope() as self._cancel_scope:
                 await self._arrived()
-            if self._is_closed:
+            if self.is_closed:
                 raise StopAsyncIteration
 
     async def _arrived(self) -> None:
@@ -193,7 +198,7 @@ class Watch(AsyncIterator[RecordMap]):
                 await self._read_from(current)
             except LivenessError as error:
                 await link.drop()
-                if self._is_closed:
+                if self.is_closed:
                     return
                 link.end = error  # what has arrived before is given to the loop first
 
@@ -251,21 +256,6 @@ class Watch(AsyncIterator[RecordMap]):
         """
         return self._link.given_position
 
-    @property
-    def damping(self) -> DampingCounts:
-        """What `settle_s` has done: records `left_out`, and offlines passed on early."""
-        return DampingCounts() if self._damped is None else self._damped.counts
-
-    @property
-    def name(self) -> str:
-        """The name of this reader; a random one if it was given none."""
-        return self._name
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `aclose` was called."""
-        return self._is_closed
-
     async def connected(self) -> None:
         """Wait until there is a link. No record is read.
 
@@ -274,10 +264,10 @@ class Watch(AsyncIterator[RecordMap]):
         """
         with self._guard:
             await checkpoint()
-            if not self._is_closed:
+            if not self.is_closed:
                 with anyio.CancelScope() as self._cancel_scope:
                     await self._link.opened()
-            if self._is_closed:
+            if self.is_closed:
                 raise anyio.ClosedResourceError
 
     async def aclose(self) -> None:
@@ -285,8 +275,8 @@ class Watch(AsyncIterator[RecordMap]):
 
         The record that the loop has not come back from is not finished.
         """
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
             if self._cancel_scope is not None:
                 self._cancel_scope.cancel()
             with anyio.move_on_after(LAST_S, shield=True):

@@ -54,7 +54,7 @@ from liveness.testing.scripted import (
     Timer,
     scripted_sidecar,
 )
-from liveness.testing.scripted_clock import START_WALL_MS
+from liveness.testing.scripted_host import START_WALL_MS
 
 __all__ = [
     "MAX_REPLIES",

@@ -5,9 +5,12 @@ between two calls of `pass_time`.
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from operator import itemgetter
 from selectors import EVENT_READ
 from socket import AF_UNIX
 from socket import socket as Socket
@@ -30,6 +33,7 @@ from liveness.core.records import (
     GATEWAY,
     LOGIN,
     LOGOUT,
+    HostReading,
     Instant,
     TimerRecord,
     Uid,
@@ -46,7 +50,7 @@ from liveness.core.wire.link_requests import (
 )
 from liveness.core.wire.uids import is_uid
 from liveness.errors import Code
-from liveness.testing.scripted_clock import ScriptedClock
+from liveness.host_clock import read_host
 from liveness.testing.scripted_disk import ScriptedDisk
 from liveness.testing.scripted_shell import ScriptedShell, ScriptedSocket
 
@@ -58,6 +62,12 @@ UNLIMITED: Final = 2**31
 AHEAD_S: Final = 2 * BUCKET_S
 # What is due fires this much later, so that rounding does not make it too early.
 ROUNDING_S: Final = 1e-6
+# Between moves of the clock, the time of logins runs at this share of real time, so that
+# the older of two connections is still the older.
+IDLE_RATE: Final = 1e-6
+# The clocks begin at fixed times, so that a test gets the same records every time.
+START_MONO_S: Final = 1_000.0
+START_WALL_MS: Final = 1_795_168_800_000
 ANYONE: Final = Allowed(anyone=True)
 REFUSED: Final = "the script of this test refuses it"
 
@@ -80,7 +90,7 @@ class ScriptedConversation(Conversation):
                 assert self.hello is not None
                 self._host.note_events(self.hello.name, request)
                 if isinstance(request, Login):
-                    request = self._host.clock.in_scripted_time(request)
+                    request = self._host.in_scripted_time(request)
             elif isinstance(request, After):
                 # Otherwise rounding up to whole milliseconds would add one.
                 request = request._replace(seconds=request.seconds - ROUNDING_S)
@@ -97,8 +107,11 @@ class ScriptedHost:
         # By gateway, at its next hellos.
         self.refuse_next = defaultdict[str, deque[Code]](deque)
         self.disk = ScriptedDisk()
-        self.clock = ScriptedClock()
-        self.shell = ScriptedShell(self.clock, now=self.at)
+        self.us = 0  # microseconds that have passed: no sum of these is rounded
+        # Pairs of a time by the event loop's clock and the scripted time of that moment.
+        self._points = [(anyio.current_time(), START_MONO_S)]
+        self._reading: HostReading | None = None
+        self.shell = ScriptedShell(self.host_time, now=self.at)
         self.is_accepting = True
         self.changed = anyio.Event()  # a new one after each change
         self.listener: Socket | None = None
@@ -109,25 +122,58 @@ class ScriptedHost:
 
     def at(self, later_s: float = 0.0) -> Instant:
         now = self.attended.now + later_s
-        mono = self.clock.mono + later_s
-        return Instant(now, mono, self.clock.wall_ms, state_s=mono)
+        mono = self.mono + later_s
+        return Instant(now, mono, START_WALL_MS + self.us // 1_000, state_s=mono)
+
+    @property
+    def mono(self) -> float:
+        return START_MONO_S + self.us / 1e6
+
+    def host_time(self) -> HostReading | None:
+        """The host's clocks, with the offset of a clock that `in_scripted_time` gives."""
+        reading = read_host(anyio.current_time)
+        self._reading = self._reading or reading
+        return None if reading is None else reading._replace(offset=0.0)
+
+    def _scripted_time(self, loop_s: float) -> float:
+        """Turn a time of the event loop's clock into one of the scripted clock."""
+        place = bisect_right(self._points, loop_s, key=itemgetter(0))
+        point_loop_s, point_s = self._points[max(place - 1, 0)]
+        return point_s + (loop_s - point_loop_s) * IDLE_RATE
+
+    def in_scripted_time(self, login: Login) -> Login:
+        """A login with its age and its beginnings by the scripted clock.
+
+        So the newer of two connections stays the newer, however much time passes by each
+        clock.
+        """
+        now, began = anyio.current_time(), login.began
+        if began is not None and self._reading is not None:
+            theirs = [None if at is None else at - self._reading.offset for at in began]
+            began = [
+                # A time in the future stays as far in the future.
+                None if at is None
+                else self._scripted_time(min(at, now)) + max(at - now, 0.0)
+                for at in theirs
+            ]  # fmt: skip
+        age = self.mono - self._scripted_time(now - login.age)
+        return replace(login, age=age, began=began)
 
     def pass_time(self, seconds: float) -> None:
         """Fire everything that comes due within *seconds*, each at its moment."""
-        clock = self.clock
-        until = clock.us + round(seconds * 1e6)
+        until = self.us + round(seconds * 1e6)
         if self.listener is None or not self.shell.is_reading:
-            clock.us = until  # time for nobody
-            self.attended.begin(mono=clock.mono, cpu=0.0)
+            self.us = until  # time for nobody
+            self.attended.begin(mono=self.mono, cpu=0.0)
             self.parts.scheduler.turned(self.at(), is_absent=True)
         else:
-            while (us := clock.us + round(self._next_in() * 1e6)) < until:
+            while (us := self.us + round(self._next_in() * 1e6)) < until:
                 self._move_to(us)
             self._move_to(until)
-        clock.note()
+        self._points.append((anyio.current_time(), self.mono))
 
     def _move_to(self, us: int) -> None:
-        self.clock.us = us
+        self.us = us
         with self.shell as server:
             server.advance(self.at(), cpu=0.0, asked=math.inf)
             self.parts.firing.advance(self.attended.now + AHEAD_S, UNLIMITED)
@@ -184,7 +230,7 @@ class ScriptedHost:
         decided = Decisions(disk.durable_seq + 1, cursors, new_batch=RecordBatch)
         disk.waiting.clear()
         disk.written = 0
-        self.attended = make_attended_clock(self.config, mono=self.clock.mono, cpu=0.0)
+        self.attended = make_attended_clock(self.config, mono=self.mono, cpu=0.0)
         nobody_reads: Any = SimpleNamespace(
             refused=Counter(), limits_met=Counter(), notices_acked=0
         )
@@ -204,11 +250,10 @@ class ScriptedHost:
         self.parts.scheduler.resume(disk.next_timer, disk.states())
         self.cursors = cursors
         self.shell.start(server, self.parts, disk, cursors)
-        mono = self.at().mono
         clocks = no_clocks()
         if disk.stopped is not None:
             clocks, stopped_at = disk.stopped
-            clocks = clocks._replace(away=mono - stopped_at)
+            clocks = clocks._replace(away=self.mono - stopped_at)
             disk.stopped = None
         restorer = SessionRestorer(clocks, at=self.at(), next_seq=decided.next_seq)
         with self.shell as server:

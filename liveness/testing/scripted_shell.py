@@ -14,11 +14,10 @@ from liveness.core.changes import Commit
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import Effect
 from liveness.core.links.link import Link
-from liveness.core.records import Instant
+from liveness.core.records import HostReading, Instant
 from liveness.core.server import MayRead, Server, ServerParts, Shell
 from liveness.core.wire.framing import encode_notices
 from liveness.core.wire.link_requests import Refusal
-from liveness.testing.scripted_clock import ScriptedClock
 from liveness.testing.scripted_disk import ScriptedDisk
 
 RECEIVE_BYTES: Final = 16_384
@@ -42,7 +41,12 @@ class ScriptedSocket:
 class ScriptedShell(Shell):
     """Has the sockets of all links, and the server that was started last."""
 
-    def __init__(self, clock: ScriptedClock, *, now: Callable[[], Instant]) -> None:
+    def __init__(
+        self,
+        host_time: Callable[[], HostReading | None],
+        *,
+        now: Callable[[], Instant],
+    ) -> None:
         self.sockets: dict[int, ScriptedSocket] = {}  # by number of the link
         self.selector = DefaultSelector()
         # Called with "opened" and the socket, "received" or "sent" and the bytes (none: the
@@ -51,7 +55,7 @@ class ScriptedShell(Shell):
         self.is_reading = True
         self.unread_gateways: set[str] = set()  # whose links are not read
         self.refused: list[tuple[str | None, Refusal]] = []
-        self._clock = clock
+        self._host_time = host_time
         self._now = now
 
     def start(
@@ -120,7 +124,7 @@ class ScriptedShell(Shell):
         return has_read
 
     def _received(self, link: Link, data: bytes) -> None:
-        host = self._clock.host() if link.hello is None else None
+        host = self._host_time() if link.hello is None else None
         with self as server:
             server.received(link, data, self._now(), host)
         while self._server.has_resets:

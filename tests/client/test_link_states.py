@@ -278,7 +278,7 @@ async def test_resume_waits_for_the_sidecar_and_fails_if_another_is_faster(
             await reached(sidecar, "away")
             await anyio.sleep(60)
             script.start()
-        assert sidecar.is_connected
+        assert sidecar.state == "linked"
 
 
 async def test_resume_ends_when_connect_is_left(script: ScriptedSidecar) -> None:

@@ -162,7 +162,7 @@ class Process(Reader):
 
     @property
     def has_link(self) -> bool:
-        return self.is_running and self.sidecar.is_connected
+        return self.is_running and self.sidecar.state == "linked"
 
     def die(self) -> None:
         """End with nothing said."""

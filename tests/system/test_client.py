@@ -307,12 +307,12 @@ def test_a_gateway_serves_without_a_sidecar_until_there_is_one(
             client.login("gone", conn=2)
             client.message("a", conn=1)
             client.logout("gone", conn=2)
-            assert not client.is_connected
+            assert client.state != "linked"
             assert client.stats() == (1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)
             await until(lambda: bool(caplog.messages))
             await aside(sidecar.launch)
             await client.connected()
-            assert client.is_connected
+            assert client.state == "linked"
             await client.flush()
             assert client.stats() == (1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0)
             watcher = sidecar.watcher(after=0)

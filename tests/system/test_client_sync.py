@@ -41,7 +41,7 @@ def test_the_use_in_the_docs_works_as_it_stands(quick: Sidecar, name: str) -> No
     with liveness.connect_sync(quick.socket, name=name) as sidecar:
         assert sidecar.name == name
         sidecar.connected()
-        assert sidecar.is_connected
+        assert sidecar.state == "linked"
         conn = sidecar.new_conn()
         sidecar.login(f"{name}:ada", conn=conn)
         sidecar.keepalive(f"{name}:ada", conn=conn)
