@@ -7,8 +7,10 @@ from cyclopts import Parameter
 
 from liveness.cli.options import Json, Role, Socket, declared, name_of
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import request_json
-from liveness.console.paged_list import print_list
+from liveness.console.admin_client import (
+    print_list,
+    request_json,
+)
 from liveness.console.record_lines import ascii_json
 from liveness.core.records import GATEWAY
 from liveness.text import escaped, relative

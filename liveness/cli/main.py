@@ -5,18 +5,25 @@ settings are a line each. A traceback means a bug in liveness. `serve` logs what
 if its log is JSON.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Final
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from liveness.cli.mistakes import Mistake, mistake_in
-from liveness.console.terminal import Output, report_line
+from liveness.console.terminal import Output, OutputError, report_line
+from liveness.errors import ConfigError, LivenessError
 from liveness.text import printable
 
+USAGE: Final = 2
+INTERRUPTED: Final = 130  # as a shell reports SIGINT
+NO_READER: Final = 141  # as a shell reports SIGPIPE
 HELP: Final = ("--help", "-h")
+
+# The exit code of a failed command, and the lines for its user.
+Mistake = tuple[int, tuple[str, ...]]
 
 # Each is defined in the module of its name, which is imported only when needed, so that
 # `version` does not load an HTTP server.
@@ -52,23 +59,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
             output.flush()  # within the `try`, which reports its failure
         return code or 0
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
-        mistake = mistake_in(error)
+        mistake = _mistake_in(error)
         if mistake is None:
             raise
-        if arguments[:1] != ["serve"] or not _logged(mistake):
-            for line in mistake.lines:
+        code, lines = mistake
+        if arguments[:1] != ["serve"] or not _logged(code, lines):
+            for line in lines:
                 report_line(line)
-        return mistake.code
+        return code
 
 
-def _logged(mistake: Mistake) -> bool:
+def _mistake_in(error: BaseException) -> Mistake | None:
+    """What *error*, or each exception in its groups, reports; None: it is a bug."""
+    if isinstance(error, BaseExceptionGroup):
+        mistakes = [_mistake_in(inner) for inner in error.exceptions]
+        return None if None in mistakes else mistakes[0]
+    match error:
+        case UnusedCliTokensError():
+            unused = " ".join(error.unused_tokens or ())
+            return _usage(error, f"unexpected argument: {unused}")
+        case CycloptsError():
+            return _usage(error, str(error).rstrip(",. "))
+        case ConfigError():
+            return os.EX_CONFIG, error.faults
+        case OutputError(__cause__=BrokenPipeError()):
+            return NO_READER, ()
+        case LivenessError():
+            return 1, (str(error),)
+        case KeyboardInterrupt():
+            return INTERRUPTED, ()
+        case _:
+            return None
+
+
+def _usage(error: CycloptsError, line: str) -> Mistake:
+    command = " ".join(["liveness", *(error.command_chain or ())])
+    return USAGE, (f"{line}; see `{command} --help`",)
+
+
+def _logged(code: int, lines: Sequence[str]) -> bool:
     """Log what ends the sidecar; False if its log is text, as a terminal gets it."""
     from liveness.service.common import logs
 
     if not logs.is_json():
         return False
-    if mistake.lines:
-        logs.log_failure("\n".join(map(printable, mistake.lines)), mistake.code)
+    if lines:
+        logs.log_failure("\n".join(map(printable, lines)), code)
     return True
 
 

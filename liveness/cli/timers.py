@@ -21,8 +21,12 @@ from liveness.cli.options import (
     text_of,
 )
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import CommandError, request_json, unexpected_answer
-from liveness.console.paged_list import print_list
+from liveness.console.admin_client import (
+    CommandError,
+    print_list,
+    request_json,
+    unexpected_answer,
+)
 from liveness.console.record_lines import ascii_json
 from liveness.core.timer_states import FIRED, PENDING, STATES
 from liveness.core.wire.frames import MAX_KEY_BYTES

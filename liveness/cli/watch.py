@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TextIO
 import trio
 from cyclopts import CycloptsError, Parameter
 
-from liveness.cli.options import Json, Kinds, Socket, as_written, declared, number
+from liveness.cli.options import Json, Kinds, Socket, declared, number
 from liveness.client.dialer import LinkLost
 from liveness.client.record_link import LOG
 from liveness.client.watcher import Watch
@@ -31,38 +31,34 @@ from liveness.core.sessions.damping import MOST_SETTLE_S
 from liveness.errors import Refused, ReportError, WireError
 
 
-class LineOutput:
-    """Where a watch is shown, a line for each record, until *left* are; None: without end."""
+async def watch(
+    path: Path, out: TextIO, *, as_json: bool, count: int | None = None, **options: Any
+) -> None:
+    """Shows the records of the sidecar at a socket, a line each; *count* at most.
 
-    def __init__(self, out: TextIO, *, as_json: bool, left: int | None) -> None:
-        self.out, self.as_json, self._left = out, as_json, left
-
-    @property
-    def is_complete(self) -> bool:
-        return self._left == 0
-
-    def write(self, lines: Iterable[str]) -> None:
-        for line in islice(lines, self._left):
-            self.out.write(f"{line}\n")
-            if self._left is not None:
-                self._left -= 1
-
-
-async def watch(path: Path, output: LineOutput, **options: Any) -> None:
-    """Shows the records of the sidecar at a socket; *options* are those of `liveness.watch`.
+    *options* are those of `liveness.watch`.
 
     Raises:
         CommandError: There is no sidecar, or it refuses this watcher.
     """
-    line = json_line if output.as_json else text_line
+    line = json_line if as_json else text_line
+    left = count
     records = Watch(path, strict=True, **options)
     with _command_errors(path):
         async with records:
             async for batch in records.batches():
-                output.write(line(record) for record in batch if record["kind"] != LOG)
-                output.out.flush()
-                if output.is_complete:
+                shown = (line(record) for record in batch if record["kind"] != LOG)
+                left = _write(shown, out, left)
+                out.flush()
+                if left == 0:
                     return
+
+
+def _write(lines: Iterable[str], out: TextIO, left: int | None) -> int | None:
+    """Write at most *left* lines (None: all); return how many are left."""
+    written = [f"{line}\n" for line in islice(lines, left)]
+    out.writelines(written)
+    return None if left is None else left - len(written)
 
 
 @contextmanager
@@ -83,47 +79,42 @@ def _command_errors(path: Path) -> Iterator[None]:
 
 
 async def watch_cluster(
-    settings: ClusterSettings, output: LineOutput, **options: Any
+    settings: ClusterSettings,
+    out: TextIO,
+    *,
+    as_json: bool,
+    count: int | None = None,
+    **options: Any,
 ) -> None:
-    """Shows the events of all hosts, and in the end the position to continue from.
+    """Shows the events of all hosts, a line each; *count* at most.
 
     Raises:
         CommandError: Redis did not answer at first, or refuses this user.
     """
+    left = count
     with cluster_errors():
-        events = ClusterWatch(settings, strict=True, **options)
-    try:
-        with cluster_errors():
-            async with events:
-                async for event in events:
-                    as_json = output.as_json
-                    line = json_line(event.as_map()) if as_json else event_line(event)
-                    output.write([line])
-                    if output.is_complete or not events.has_event:
-                        output.out.flush()
-                        events.finish()
-                    if output.is_complete:
-                        return
-    finally:
-        if events.position is not None:
-            report_line(f"go on from here with --from {events.position}")
+        async with ClusterWatch(settings, strict=True, **options) as events:
+            async for event in events:
+                line = json_line(event.as_map()) if as_json else event_line(event)
+                left = _write([line], out, left)
+                if left == 0 or not events.has_event:
+                    out.flush()
+                if left == 0:
+                    return
 
 
 Cluster = Annotated[
     bool, Parameter(help="the users of all hosts, from Redis (cluster.url) itself")
 ]
-Position = Annotated[
-    str | None,
-    Parameter(
-        name="--from",
-        help="with --cluster: where an earlier one ended, or oldest (default: new records)",
-        metavar="POSITION",
-        converter=as_written,
-    ),
-]
 After = Annotated[
     int | None,
-    number(int, "SEQ", "show the records above SEQ (default: new ones)", 0, 2**63 - 1),
+    number(
+        int,
+        "SEQ",
+        "show the records above SEQ (default: new ones); with --cluster 0 alone",
+        0,
+        2**63 - 1,
+    ),
 ]
 Users = Annotated[
     bool,
@@ -152,7 +143,6 @@ def watch_records(
     *,
     socket: Socket = None,
     cluster: Cluster = False,
-    from_: Position = None,
     after: After = None,
     kind: Kinds = None,
     users: Users = False,
@@ -161,28 +151,23 @@ def watch_records(
     count: Count = None,
 ) -> None:
     """Show each record once it is durable, across restarts of the sidecar, without a gap."""
-    of_sidecars: dict[str, object] = {"--socket": socket, "--after": after}
+    of_sidecars: dict[str, object] = {"--socket": socket, "--after": after or None}
     of_sidecars |= {"--users": users or None, "--settle": settle}
     given = [flag for flag, value in of_sidecars.items() if value is not None]
     given += ["--kind timer"] * (TIMER in (kind or ()))
     if cluster and given:
-        raise _usage_error(f"{given[0]} is of one sidecar: leave it out with --cluster")
-    if from_ is not None and not cluster:
-        raise _usage_error("--from is of all hosts: add --cluster, or use --after SEQ")
-    output = LineOutput(sys.stdout, as_json=json, left=count)
+        message = f"{given[0]} is of one sidecar: leave it out with --cluster"
+        raise CycloptsError(msg=message, command_chain=("watch",))
     options: dict[str, Any] = {"kinds": kind or (), "report_line": report_line}
+    options |= {"as_json": json, "count": count}
     if cluster:
         show = partial(watch_cluster, configured_cluster())
-        options["position"] = from_
+        options["position"] = None if after is None else "oldest"
     else:
         show = partial(watch, socket_path(socket))
         options |= {"after": after, "users": users, "settle_s": settle or 0.0}
     trio.run(
-        partial(show, output, **options),
+        partial(show, sys.stdout, **options),
         # Elsewhere it would leave a task half begun, and Python would warn of that.
         restrict_keyboard_interrupt_to_checkpoints=True,
     )
-
-
-def _usage_error(message: str) -> CycloptsError:
-    return CycloptsError(msg=message, command_chain=("watch",))

@@ -8,8 +8,11 @@ from cyclopts import CycloptsError, Parameter
 from liveness.cli.options import Json, Limit, Socket, declared, name_of
 from liveness.config.sources import socket_path
 from liveness.console import record_lines
-from liveness.console.admin_client import reading_answer, request_json
-from liveness.console.paged_list import print_list
+from liveness.console.admin_client import (
+    print_list,
+    reading_answer,
+    request_json,
+)
 from liveness.console.record_lines import ascii_json
 from liveness.text import escaped, from_json, shortened, utc_time
 

@@ -4,19 +4,23 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from liveness.config.checks import ADMIN_SOCKET
+from liveness.console.terminal import report_line
 from liveness.errors import LivenessError
 
 # For answers that the sidecar has in memory. Callers allow more where it reads its disk.
 TIMEOUT_S: Final = 2.0
 # A hundred timers, with every character of their texts escaped, are 6 MiB.
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+PAGE: Final = 100  # items of a list in one answer
 
 
 class CommandError(LivenessError):
@@ -66,19 +70,6 @@ def reading_answer(socket_path: Path) -> Iterator[None]:
         raise unexpected_answer(socket_path) from None
 
 
-class AdminConnection(http.client.HTTPConnection):
-    """HTTP to the `admin.sock` beside a gateways' socket."""
-
-    def __init__(self, socket_path: Path, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = socket_path.with_name(ADMIN_SOCKET)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
 def send_request(
     socket_path: Path,
     page: str,
@@ -91,8 +82,12 @@ def send_request(
     Raises:
         CommandError: There is no answer.
     """
-    connection = AdminConnection(socket_path, timeout_s)
+    at = socket_path.with_name(ADMIN_SOCKET)
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = sock = socket.socket(socket.AF_UNIX)
     try:
+        sock.settimeout(timeout_s)
+        sock.connect(str(at))
         # A sidecar that refuses the connection answers without reading the request.
         with suppress(BrokenPipeError):
             if body is None:
@@ -102,7 +97,6 @@ def send_request(
         answer = connection.getresponse()
         return answer.status, answer.read(MAX_ANSWER_BYTES)
     except OSError as error:
-        at = socket_path.with_name(ADMIN_SOCKET)
         raise unreachable(socket_path, error, at=at) from None
     except http.client.HTTPException:
         raise unexpected_answer(socket_path) from None
@@ -144,3 +138,45 @@ def parse_object(socket_path: Path, text: bytes) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise unexpected_answer(socket_path)
     return answer
+
+
+def print_list(
+    socket_path: Path,
+    page: str,
+    name: str,
+    query: Mapping[str, str],
+    *,
+    line: Callable[[Any], str],
+    timeout_s: float,
+    limit: int | None = None,
+    cursor: str = "before",
+) -> None:
+    """Prints a list, a line for each item, as its pages arrive.
+
+    Args:
+        socket_path: The sidecar's socket.
+        page: The list, such as `/v1/timers`.
+        name: The key of the items in an answer.
+        query: Filters, as the page takes them.
+        line: An item as text.
+        timeout_s: For each page.
+        limit: The most that are printed. If there may be more, stderr says so.
+        cursor: The filter that takes `next` of the page before.
+    Raises:
+        CommandError: As `request_json`, or no sidecar answers.
+    """
+    left, query = limit, dict(query)
+    while left != 0:
+        query["limit"] = str(PAGE if left is None else min(left, PAGE))
+        found = request_json(
+            socket_path, f"{page}?{urlencode(query)}", timeout_s=timeout_s
+        )
+        with reading_answer(socket_path):
+            lines = [line(item) for item in found[name]]
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        sys.stdout.flush()
+        if found.get("next") is None:
+            return
+        left = None if left is None else left - len(lines)
+        query[cursor] = found["next"]
+    report_line(f"there may be more than these {limit}: see them with a larger --limit")

@@ -10,7 +10,6 @@ from liveness.config.cluster import ClusterSettings
 from liveness.config.sources import load
 from liveness.console.admin_client import CommandError
 from liveness.core.records import GAP
-from liveness.errors import ReportError
 from liveness.text import escaped, local_time, uid_text
 
 
@@ -35,8 +34,6 @@ def cluster_errors() -> Iterator[None]:
     """Turn what a strict watch raises into a CommandError that says what to do."""
     try:
         yield
-    except ReportError as mistake:
-        raise CommandError(f"--from: {mistake}") from None
     except CallError as error:
         raise CommandError(error.advice) from None
 

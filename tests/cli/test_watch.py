@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from liveness.cli.watch import LineOutput, watch
+from liveness.cli.watch import watch
 from liveness.console.admin_client import CommandError, unreachable
 from liveness.console.record_lines import json_line, text_line
 from tests.helpers.log_peer import MINUTE_MS, SOON_S, LogPeer, record
@@ -37,10 +37,9 @@ async def sidecar(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[LogPee
 async def lines(sidecar: LogPeer, count: int, **options: Any) -> list[str]:
     """What `watch --after 0 --count` writes."""
     out = io.StringIO()
-    output = LineOutput(out, as_json=options.pop("as_json", False), left=count)
-    options = {"after": 0, "report_line": lambda _: None, **options}
+    common = {"after": 0, "report_line": lambda _: None, "as_json": False}
     with trio.fail_after(SOON_S):
-        await watch(sidecar.path, output, **options)
+        await watch(sidecar.path, out, count=count, **{**common, **options})
     return out.getvalue().splitlines()
 
 

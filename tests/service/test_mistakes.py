@@ -245,7 +245,6 @@ COMMAND_LINES: Final = [
     Mistake("times of which the later is first", "log --since 15min --until 1h", 2, "--since is not before --until: nothing lies between; see `liveness log --help`"),
     Mistake("sidecar's flag beside the cluster", "watch --cluster --after 3", 2, "--after is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
     Mistake("sidecar's records of the cluster", "watch --cluster --kind timer", 2, "--kind timer is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
-    Mistake("cluster's flag beside a sidecar", "watch --from oldest", 2, "--from is of all hosts: add --cluster, or use --after SEQ; see `liveness watch --help`"),
     Mistake("lines from a flag", "compare --lines", 2, "Unknown option: --lines; see `liveness compare --help`"),
     Mistake("FILE that is a flag", "backup --to", 2, 'Unknown option: --to; see `liveness backup --help`'),
 ]  # fmt: skip
@@ -272,6 +271,7 @@ SETTINGS: Final = [
     Mistake("secret in Kafka's settings", "check-config --config {here}/l.toml", 78, "kafka.bus.client.sasl.password ({here}/l.toml): it is a secret; name a file with it by sasl.password_file", text("l.toml", "[kafka.bus]\nbrokers = 'b:1'\ntopic = 't'\nclient.sasl.password = '" + WORDS + "'\n")),
     Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it is not a number; it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
     Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}, before=":"),
+    Mistake("no folder for the socket", "serve --state {here}/state", 78, "there is no XDG_RUNTIME_DIR to make the socket in; name one: --socket", environ={"XDG_RUNTIME_DIR": ""}, person=STRANGER),
     Mistake("no HOME", "serve --socket {here}/gateway.sock", 78, "there is no HOME to keep the state in; name a folder: --state", environ={"HOME": ""}, person=STRANGER),
     Mistake("address for everyone without a token", "serve --http 0.0.0.0:9874", 78, "http.address is '0.0.0.0:9874' (flag --http): an address other than loopback needs a token; write one to a file and name that by http.token_file, or use 127.0.0.1, [::1] or localhost"),
     Mistake("socket path too long", "serve --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
@@ -282,7 +282,6 @@ SETTINGS: Final = [
 SOCKETS: Final = [
     Mistake("folder of the socket missing", "serve --socket {here}/a/b/gateway.sock --state {here}/state", 78, "{here}/a/b: the socket's folder cannot be made (No such file or directory); make it, or name another by --socket"),
     Mistake("folder of the socket not writable", SERVE, 1, "socket {here}/gateway.sock: it cannot be made (Permission denied); make its folder one that this user may write to, or name another with --socket", both(folder("state"), chown("state", gid=STRANGER.gid)), person=STRANGER),
-    Mistake("folder of the socket made by another user", "serve --state {here}/state", 78, f"{{here}}/liveness-{SOMEBODY} belongs to user 0, not to {SOMEBODY}; remove it, or name a socket: --socket", folder(f"liveness-{SOMEBODY}", 0o700), {"TMPDIR": "{here}", "XDG_RUNTIME_DIR": ""}, person=STRANGER),
     Mistake("file in the socket's place", SERVE, 1, "socket {here}/gateway.sock: there is a file that is not a socket; it was left alone, name another with --socket", text("gateway.sock")),
     Mistake("second sidecar on a socket", "serve --http 127.0.0.1:0 --socket {live}/gateway.sock --state {here}/state", 1, "socket {live}/gateway.sock: another process serves there; stop it or name another with --socket"),
     Mistake("group of the socket unknown", SERVE, 1, "socket.group names the group 'no-such-group', which does not exist on this host; create it, or give its number", environ={"LIVENESS_SOCKET_GROUP": "no-such-group"}),
@@ -407,7 +406,6 @@ CLIENTS: Final = [
     Mistake("watch of a cluster that is not configured", "watch --cluster", 1, NO_CLUSTER),
     Mistake("status of a cluster that is not configured", "cluster status", 1, NO_CLUSTER),
     Mistake("cluster where no Redis is", "cluster status", 1, "Redis at 127.0.0.1:1: …; is the address right, and does Redis run there?", environ={"LIVENESS_CLUSTER_URL": "redis://127.0.0.1:1"}),
-    Mistake("position that is none", "watch --cluster --from 3", 1, "--from: position '3' is none: it has to be as `position` had it", environ={"LIVENESS_CLUSTER_URL": "redis://127.0.0.1:1"}),
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows all timers"),
     Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
     Mistake("timer of several", "timers cancel both --socket {live}/gateway.sock", 1, "several gateways have a timer 'both': …; name one with --gateway"),
