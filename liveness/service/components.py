@@ -118,7 +118,14 @@ class SidecarService:
         self.streams = Streams(
             most=config.http.max_streams, counts=counts, turnstile=self._turnstile
         )
-        self.summaries = self._make_summaries()
+        self.summaries = Summaries(
+            self.engine,
+            self.streams,
+            counts,
+            self._spools,
+            self.outlets,
+            self.why_not_ready,
+        )
         self.http = self._make_http(token, self._make_apis())
 
     def _make_writer(self, table: TimerStore, decided: Decisions) -> StateWriter:
@@ -165,56 +172,33 @@ class SidecarService:
             changed=engine.timers_changed,
         )
 
-    def _make_summaries(self) -> Summaries:
-        return Summaries(
-            self.engine,
-            self.parts,
-            self.log_writer,
-            spools=self._spools,
-            streams=self.streams,
-            counts=self.counts,
-            outlets=self.outlets,
-            clock=self._clock,
-            why_not_ready=self.why_not_ready,
-        )
-
     def _make_http(self, token: Token | None, apis: Sequence[Any]) -> HttpServer:
         return HttpServer(
             self.config.http,
             lambda: [route for api in apis for route in api.routes()],
             token,
-            registry=self.parts.registry,
+            engine=self.engine,
             summaries=self.summaries,
             counts=self.counts,
-            clock=self._clock,
             turnstile=self._turnstile,
             why_unhealthy=self.why_unhealthy,
             why_not_ready=self.why_not_ready,
         )
 
     def _make_apis(self) -> Sequence[Any]:
-        engine, parts, log_writer = self.engine, self.parts, self.log_writer
-        readers = (log_writer, self.feed, self.streams)
+        engine, streams, counts = self.engine, self.streams, self.counts
         return (
-            LiveApi(self.summaries, *readers, self._turnstile),
+            LiveApi(engine, self.summaries, streams),
             FeedApi(
-                *readers,
-                clock=self._clock,
-                counts=self.counts,
+                engine,
+                streams,
+                counts,
                 max_backlog=self.config.http.max_backlog,
                 max_settling=self.config.limits.max_settling,
             ),
-            TimersApi(engine, log_writer, clock=self._clock),
-            GatewaysApi(engine, parts, log_writer, clock=self._clock),
-            UsersApi(
-                engine,
-                parts,
-                *readers,
-                spools=self._spools,
-                counts=self.counts,
-                wall_ms=self._clock.wall_ms,
-                questions=self._cluster_questions,
-            ),
+            TimersApi(engine),
+            GatewaysApi(engine),
+            UsersApi(engine, streams, counts, self._spools, self._cluster_questions),
             WebhooksApi(
                 [] if self.outlets is None else self.outlets.webhooks,
                 None if self.outlets is None else self.outlets.store,

@@ -73,6 +73,7 @@ class Engine:
             log_writer=log_writer,
             skipped_attempts=skipped_attempts,
         )
+        self.parts = parts
         self._presence, self._firing = parts.presence, parts.firing
         self._gateways, self._registry = parts.gateways, parts.registry
         self._scheduler, self._pressure = parts.scheduler, parts.pressure
@@ -88,9 +89,9 @@ class Engine:
         self._turns_at = clock.mono()  # when the next turn is due
         self._lags = WindowedMax(LAG_SHOWN_S)
         self._attended = parts.attended
-        self._clock = clock
-        self._log_writer = log_writer
-        self._feed = feed
+        self.clock = clock
+        self.log_writer = log_writer
+        self.feed = feed
         self._cursors_at = self._unread_at = self._promises_at = 0.0
         self._asked = 0.0  # the last sleep that was asked for, in seconds
 
@@ -100,7 +101,7 @@ class Engine:
 
         Recent turns count, since this is read between turns, when none is late.
         """
-        mono = self._clock.mono()
+        mono = self.clock.mono()
         return max(mono - self._turns_at, self._lags.recent(mono), 0.0)
 
     def start(self) -> None:
@@ -109,8 +110,8 @@ class Engine:
         If sessions were restored, it is paused until the links that connected before this
         process listened are accepted and read.
         """
-        self._turns_at = self._clock.mono()
-        self._attended.begin(mono=self._turns_at, cpu=self._clock.cpu())
+        self._turns_at = self.clock.mono()
+        self._attended.begin(mono=self._turns_at, cpu=self.clock.cpu())
         if len(self._presence):
             self._attended.pause(self._turns_at, reconnect_grace=0.0)
             self.is_draining_backlog = True
@@ -118,7 +119,7 @@ class Engine:
         self._scheduler.will_be_absent(self.instant(), self._attended.reconnect_grace)
 
     def instant(self) -> Instant:
-        return self._clock.instant(self._attended.now, self._clock.mono())
+        return self.clock.instant(self._attended.now, self.clock.mono())
 
     # --- links come and go ----------------------------------------------------
 
@@ -150,7 +151,7 @@ class Engine:
             server.closed(socket.link)
             hello = socket.link.hello
             if hello is not None:  # the host may have slept for long just before
-                self._log_writer.note_use((hello.role, hello.name))
+                self.log_writer.note_use((hello.role, hello.name))
         self._reader.discard(socket.link)
         del self._sockets[socket.link.number]
         if self.accepting.cancel_called and not self._sockets:
@@ -169,7 +170,7 @@ class Engine:
 
     def turn(self) -> float:
         """Account for time, read, fire, commit; return when to turn next, as `mono`."""
-        mono = self._clock.mono()
+        mono = self.clock.mono()
         now = self._account_time(mono)
         has_more = self._read(now)
         fired = self._fire()
@@ -187,9 +188,9 @@ class Engine:
         """Advance the clocks and the wheel; return attended seconds."""
         self._lags.note(max(0.0, mono - self._turns_at), mono)
         paused_since = self._attended.paused_since
-        at = self._clock.instant(self._attended.now, mono)
+        at = self.clock.instant(self._attended.now, mono)
         with self.shell as server:
-            server.advance(at, cpu=self._clock.cpu(), asked=self._asked)
+            server.advance(at, cpu=self.clock.cpu(), asked=self._asked)
         if self._attended.paused_since != paused_since:
             # Bytes that arrived before the pause: they must be read before anyone goes
             # offline. Only these, since a link that floods is never read empty.
@@ -208,7 +209,7 @@ class Engine:
         with self.shell as server:
             if not self._pressure.reading_is_paused:
                 server.caught_up(
-                    self._clock.mono(), all_accepted=not self.is_draining_backlog
+                    self.clock.mono(), all_accepted=not self.is_draining_backlog
                 )
             fired = server.fire(self.instant())
         if scheduler.has_due or scheduler.wants_filling:
@@ -231,15 +232,15 @@ class Engine:
 
     def _committed(self) -> None:
         """Have moved cursors written, and the next turn wait for the disk if it must."""
-        if self._log_writer.cursors.has_moved:
-            self._log_writer.cursors_moved()
+        if self.log_writer.cursors.has_moved:
+            self.log_writer.cursors_moved()
         pressure = self._pressure
         if (
             pressure.firing_was_throttled
             or pressure.reads_small_pieces
             or pressure.held_back
         ):
-            self._feed.notify_at_commit(self.turn_wanted.notify)
+            self.feed.notify_at_commit(self.turn_wanted.notify)
 
     def _check_promises(self, now: float) -> None:
         """Read gateways that seem to have missed a ping; count those that have."""
@@ -275,7 +276,7 @@ class Engine:
             wait = HELD_SLEEP_S
         else:
             wait = min(self._presence.wheel.next_due() - now, MOST_SLEEP_S)
-            wait = min(wait, scheduler.next_due() - self._clock.state_s())
+            wait = min(wait, scheduler.next_due() - self.clock.state_s())
             if scheduler.has_due:
                 wait = min(wait, GATHER_S)
             if self._reader.has_ready or self._firing.due_gateways():
@@ -302,8 +303,8 @@ class Engine:
 
     def timers_changed(self) -> None:
         """Note that timers were loaded or changed: one may be due before the next turn."""
-        due_in = self._scheduler.next_due() - self._clock.state_s()
-        if due_in < self._turns_at - self._clock.mono():
+        due_in = self._scheduler.next_due() - self.clock.state_s()
+        if due_in < self._turns_at - self.clock.mono():
             self.turn_wanted.notify()
 
     def fire_again(self, gateway: str, attempts: list[tuple[str, int]]) -> None:

@@ -26,8 +26,8 @@ from starlette.routing import Route
 from liveness.core.sessions.damping import MOST_SETTLE_S, DampingCounts
 from liveness.core.wire.uids import MAX_INTEGER
 from liveness.metrics.counts import Counts
-from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.engine.engine import Engine
 from liveness.service.http import api
 from liveness.service.http.event_stream import (
     FEED,
@@ -38,8 +38,7 @@ from liveness.service.http.event_stream import (
     event,
 )
 from liveness.service.storage.damped_reader import DampedReader
-from liveness.service.storage.log_tail import LogTail, TailEntry
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.log_tail import TailEntry
 from liveness.text import json_line
 
 # Records read at a time. Encoding them takes 2 ms, once for all readers.
@@ -59,23 +58,20 @@ class FeedApi:
 
     def __init__(
         self,
-        log_writer: LogWriter,
-        feed: LogTail,
+        engine: Engine,
         streams: Streams,
-        *,
-        clock: Clock,
         counts: Counts,
+        *,
         max_backlog: int,
         max_settling: int,
     ) -> None:
-        self._log_writer = log_writer
-        self._feed = feed
+        self._log_writer, self._feed = engine.log_writer, engine.feed
         self._streams = streams
-        self._clock = clock
+        self._clock = engine.clock
         self._counts = counts
         self._max_backlog = max_backlog
         self._damping = DampingCounts(max_settling)
-        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=engine.clock.mono)
 
     def routes(self) -> list[Route]:
         return [Route("/v1/feed", self._answer)]

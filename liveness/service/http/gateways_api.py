@@ -16,28 +16,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import GATEWAY
-from liveness.core.server import ServerParts
-from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http import api
-from liveness.service.timers.state_writer import StateWriter
 
 
 class GatewaysApi:
     """The routes of gateways and watchers."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        parts: ServerParts,
-        log_writer: StateWriter,
-        *,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
+        parts = engine.parts
         self._engine = engine
         self._gateways, self._registry = parts.gateways, parts.registry
-        self._log_writer = log_writer
-        self._clock = clock
+        self._log_writer = engine.log_writer
 
     def routes(self) -> list[Route]:
         return [
@@ -92,7 +82,7 @@ class GatewaysApi:
             "linked": link is not None,
         }
         if cursor is not None:
-            used = cursor.used_ms + self._clock.wall_ahead_ms()
+            used = cursor.used_ms + self._engine.clock.wall_ahead_ms()
             described |= {"seq": cursor.seq, "used": used}
         if link is not None:
             described |= {"pid": link.peer.pid, "unix_user": link.peer.unix_user}

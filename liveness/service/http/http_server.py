@@ -22,12 +22,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from liveness.config.settings import HttpSettings
-from liveness.core.links.link_registry import LinkRegistry
 from liveness.metrics.collector import Collector
 from liveness.metrics.counts import Counts, HttpRefusal
-from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
+from liveness.service.engine.engine import Engine
 from liveness.service.engine.engine_shell import REFUSALS_LOG_S
 from liveness.service.http.api import ApiError
 from liveness.service.http.bearer import Token
@@ -67,16 +66,15 @@ class HttpServer:
 
     *routes* makes those of the `…_api` modules, for one listener.
     Requests over TCP need *token*, if there is one. A reload may replace its content, and
-    the access that *registry* has.
+    the access that the registry of links has.
     """
 
     settings: HttpSettings
     routes: Callable[[], Sequence[Route]]
     token: Token | None
-    registry: LinkRegistry
+    engine: Engine
     summaries: Summaries
     counts: Counts
-    clock: Clock
     turnstile: Turnstile
     why_unhealthy: Why
     why_not_ready: Why
@@ -93,10 +91,10 @@ class HttpServer:
         app = self.app(door, refused)
         checks = [only_health(http.max_connections)]
         health = Middleware(app, checks, refused, max_body_bytes=http.max_body_bytes)
-        log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self.clock.mono)
+        log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self.engine.clock.mono)
 
         def why_denied(connection: socket.socket) -> str | None:
-            access = self.registry.access
+            access = self.engine.parts.registry.access
             if door != "admin" or access.admin.admits(peer := peer_of(connection)):
                 return None
             why = access.why_no_admin(peer)

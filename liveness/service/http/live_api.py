@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from liveness.core.records import Subscription
-from liveness.service.common.turnstile import Turnstile
+from liveness.service.engine.engine import Engine
 from liveness.service.http import api
 from liveness.service.http.event_stream import (
     LIVE,
@@ -29,8 +29,7 @@ from liveness.service.http.event_stream import (
 )
 from liveness.service.http.pacing import SharedPages
 from liveness.service.http.summary import Summaries
-from liveness.service.storage.log_tail import LogTail, TailEntry
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.log_tail import TailEntry
 from liveness.text import json_line
 
 # Most records in a summary: more than a person can read in a second.
@@ -44,20 +43,12 @@ MAX_SEARCHED: Final = 20_000
 class LiveApi:
     """The routes of summaries."""
 
-    def __init__(
-        self,
-        summaries: Summaries,
-        log_writer: LogWriter,
-        feed: LogTail,
-        streams: Streams,
-        turnstile: Turnstile,
-    ) -> None:
+    def __init__(self, engine: Engine, summaries: Summaries, streams: Streams) -> None:
         self._summaries = summaries
-        self._log_writer = log_writer
-        self._feed = feed
+        self._log_writer, self._feed = engine.log_writer, engine.feed
         self._streams = streams
         self._shared = SharedPages[None](
-            lambda _: json_line(summaries.summary()).encode(), turnstile
+            lambda _: json_line(summaries.summary()).encode(), streams.turnstile
         )
         # Records found in this second, by newest seq, first seq and subscription.
         self._found: dict[tuple[int, int, Subscription], tuple[str, int]] = {}

@@ -16,16 +16,13 @@ import trio
 from liveness import __version__
 from liveness.config.compiled import WHEEL
 from liveness.core.records import GATEWAY, LOGOUT, WATCHER
-from liveness.core.server import ServerParts
 from liveness.core.sessions.clearance import GatewayState
 from liveness.metrics.collector import MOST_GATEWAYS
 from liveness.metrics.counts import Counts
 from liveness.metrics.now import GatewayNow, Now
-from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http.event_stream import Streams
 from liveness.service.storage.online_list import Spools
-from liveness.service.timers.state_writer import StateWriter
 from liveness.text import json_line, utc_offset_s
 
 if TYPE_CHECKING:
@@ -62,27 +59,22 @@ class Summaries:
     def __init__(
         self,
         engine: Engine,
-        parts: ServerParts,
-        log_writer: StateWriter,
-        *,
-        spools: Spools,
         streams: Streams,
         counts: Counts,
+        spools: Spools,
         outlets: "Outlets | None",
-        clock: Clock,
         why_not_ready: Callable[[], list[str]],
     ) -> None:
         self.followers = set[Callable[[], None]]()
         self._engine = engine
-        self._parts = parts
-        self._log_writer = log_writer
-        self._spools = spools
+        self._parts = engine.parts
+        self._log_writer = engine.log_writer
         self._streams = streams
         self._counts = counts
+        self._spools = spools
         self._outlets = outlets
-        self._clock = clock
         self._why_not_ready = why_not_ready
-        self._began = clock.mono()
+        self._began = engine.clock.mono()
         self._samples: deque[_Sample] = deque(maxlen=KEPT_S + 1)
         self._texts: dict[str, str] = {}  # of this second
 
@@ -273,8 +265,11 @@ class Summaries:
 
     def _troubles(self) -> dict[str, Any]:
         """The links that were refused or replaced within the last hour."""
-        troubles, ahead_ms = self._parts.registry.troubles, self._clock.wall_ahead_ms()
-        recent = troubles.recent(self._clock.state_ms())
+        troubles, ahead_ms = (
+            self._parts.registry.troubles,
+            self._engine.clock.wall_ahead_ms(),
+        )
+        recent = troubles.recent(self._engine.clock.state_ms())
         return {
             "link_troubles": [row.as_map(ahead_ms) for row in recent],
         }
@@ -305,8 +300,8 @@ class Summaries:
     def _sample(self, now: Now) -> _Sample:
         lateness = now.counts.lateness
         return _Sample(
-            self._clock.wall_ms(),
-            self._clock.mono(),
+            self._engine.clock.wall_ms(),
+            self._engine.clock.mono(),
             now.users,
             now.moved,
             {

@@ -23,7 +23,6 @@ from starlette.routing import Route
 
 from liveness.core.timer_states import CANCELLED, DONE, FAILED, FIRED, LIVE, PENDING
 from liveness.core.wire.uids import MAX_INTEGER
-from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import (
@@ -38,7 +37,6 @@ from liveness.service.http.api import (
 )
 from liveness.service.storage.database import reading
 from liveness.service.timers import timer_reader
-from liveness.service.timers.state_writer import StateWriter
 
 # Threads that read for these pages, apart from those that read for gateways.
 READERS: Final = 2
@@ -49,16 +47,9 @@ T = TypeVar("T")
 class TimersApi:
     """The routes of timers."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        log_writer: StateWriter,
-        *,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._log_writer = log_writer
-        self._clock = clock
+        self._log_writer = engine.log_writer
         self._readers = trio.CapacityLimiter(READERS)
 
     def routes(self) -> list[Route]:
@@ -147,7 +138,7 @@ class TimersApi:
         return timers[0]
 
     async def _read(self, read: Callable[..., T], **query: Any) -> T:
-        ahead_ms = self._clock.wall_ahead_ms()
+        ahead_ms = self._engine.clock.wall_ahead_ms()
 
         def read_in_thread() -> T:
             with reading(self._log_writer.timers.table.path) as db:

@@ -20,7 +20,7 @@ The answers about all hosts are from Redis, which has this host's own users a mo
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -34,7 +34,6 @@ from starlette.routing import Route
 from liveness.cluster.connection import CallError
 from liveness.cluster.questions import ClusterQuestions
 from liveness.core.records import Uid, identity
-from liveness.core.server import ServerParts
 from liveness.core.wire.uids import bad_uid_text, is_natural
 from liveness.metrics.counts import Counts
 from liveness.service.common.notifier import Notifier
@@ -52,8 +51,6 @@ from liveness.service.http.explanation import (
 from liveness.service.storage import online_list
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
-from liveness.service.storage.log_tail import LogTail
-from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.online_list import Spool, SpoolFull, Spools
 from liveness.text import json_line, json_ready, uid_of
 
@@ -82,26 +79,20 @@ class UsersApi:
     def __init__(
         self,
         engine: Engine,
-        parts: ServerParts,
-        log_writer: LogWriter,
-        feed: LogTail,
         streams: Streams,
-        *,
-        spools: Spools,
         counts: Counts,
-        wall_ms: Callable[[], int],
+        spools: Spools,
         questions: ClusterQuestions | None,
     ) -> None:
+        parts = engine.parts
         self._engine = engine
         self._presence = parts.presence
-        self._log_writer = log_writer
+        self._log_writer = log_writer = engine.log_writer
         self._log_reader = LogReader(
             partial(reading, log_writer.store.path),
             separator=parts.presence.device_separator,
         )
-        self._wall_ms = wall_ms
         self._questions = questions
-        self._feed = feed
         self._streams = streams
         self._spools = spools
         self._counts = counts
@@ -177,7 +168,7 @@ class UsersApi:
             found.oldest,
             self._devices_of(uid),
         )
-        page = answer(uid, known, now_ms=self._wall_ms())
+        page = answer(uid, known, now_ms=self._engine.clock.wall_ms())
         for shown in (page, *page.get("devices", ())):
             if (shown["session"] or 0) > self._log_writer.durable_seq:
                 shown["session"] = None  # after a crash another record may get this seq
@@ -217,7 +208,7 @@ class UsersApi:
         try:
             return await self._spools.make(
                 partial(online_list.write_lines, self._log_writer.store),
-                limiter=self._feed.guests,
+                limiter=self._engine.feed.guests,
             )
         except SpoolFull as error:
             self._counts.limits_met["limits.max_spool_bytes"] += 1
