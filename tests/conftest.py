@@ -12,7 +12,7 @@ import trio
 from hypothesis import settings
 from trio.testing import MockClock
 
-from liveness.config.settings_file import FILE_VARIABLE
+from liveness.config.sources import FILE_VARIABLE
 from tests.helpers.processes import NO_SETTINGS, environment
 from tests.helpers.redis_servers import certificates, redis, redis_cluster
 

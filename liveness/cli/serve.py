@@ -45,7 +45,6 @@ def _run(settings: Config, read_again: Callable[[], Config]) -> None:
 
     import trio
 
-    from liveness.config.paths import make_socket_folder
     from liveness.service import app as service
 
     logs.configure("auto", settings.logging.level)
@@ -53,7 +52,6 @@ def _run(settings: Config, read_again: Callable[[], Config]) -> None:
     faulthandler.enable()
     try:
         service.log_start(settings)
-        make_socket_folder(settings.socket.path)
         trio.run(service.serve, settings, read_again)
     finally:
         logs.drain()  # an error is printed after all log lines

@@ -5,6 +5,9 @@ default. All errors are reported together, in one line each that names the sourc
 """
 
 import os
+import stat
+import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,12 +19,14 @@ from liveness.config.outlet_settings import (
     OUTLET_NAME,
     OUTLETS,
 )
-from liveness.config.paths import default_socket, default_state
 from liveness.config.schema import Setting, shown, variable_of
 from liveness.config.settings import SECTIONS, SETTINGS, Config, outlet_settings
-from liveness.config.settings_file import FILE_VARIABLE, TOO_DEEP, read_tables
 from liveness.errors import ConfigError
 
+FILE_VARIABLE: Final = "LIVENESS_CONFIG"
+# All settings with comments take a few KiB. A wrong file, such as a log, may be large.
+MAX_FILE_BYTES: Final = 1_048_576
+TOO_DEEP: Final = "not settings: nested too deeply"
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
 # Faults that are described; the others are counted. Nobody corrects more at a time, and a
 # wrong file may have a hundred thousand.
@@ -32,8 +37,6 @@ BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_FLAG: Final = {setting.flag: setting for setting in SETTINGS if setting.flag}
 _BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
 _OUTLET_VARIABLES: Final = tuple(variable_of(f"{section}.") for section in OUTLETS)
-# Defaults that depend on the user and the environment.
-_DEFAULT_PATHS: Final = {"socket.path": default_socket, "state.dir": default_state}
 
 
 def load(
@@ -53,9 +56,9 @@ def load(
         environ: Replaces the environment of the process.
         unix_user: Replaces the Unix user of the process, for the default paths.
         default_file: Read if it exists and no other file is named.
-        is_reload: Whether a running process reads its settings again. Then a pipe, which
-            can be read only once, and an empty file, which may be about to be written,
-            are errors: neither means that the defaults are wanted.
+        is_reload: Whether a running process reads its settings again. Then an empty file
+            and a pipe are errors, not a wish for the defaults: the file may be about to be
+            written, and a pipe was read at the start.
     Raises:
         ConfigError: The sources have unknown names or invalid values; it names them all.
             Settings that do not go together are named once each is valid.
@@ -69,13 +72,14 @@ def load(
     found.read_environment(environ)
     path, must_exist = file or default_file, file is not None
     try:
-        tables = read_tables(path, must_exist=must_exist, is_reload=is_reload)
+        tables = _read_tables(path, must_exist=must_exist, is_reload=is_reload)
         found.read_tables(tables, str(path))
     except ConfigError as error:
         found.faults += error.faults
     except RecursionError:  # by dotted keys
         found.faults.append(f"{path}: {TOO_DEEP}; correct it there")
-    for name, default in _DEFAULT_PATHS.items():
+    defaults = {"socket.path": default_socket, "state.dir": default_state}
+    for name, default in defaults.items():
         try:
             if name not in found.sources:
                 found.take(BY_NAME[name], default(environ, unix_user), "default")
@@ -83,6 +87,38 @@ def load(
             found.faults += error.faults
     found.check()
     return found.config()
+
+
+def default_socket(environ: Mapping[str, str], unix_user: int) -> Path:
+    """The path of the socket of the Unix user *unix_user*, which need not exist.
+
+    Raises:
+        ConfigError: The environment has no XDG_RUNTIME_DIR to make it in.
+    """
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if unix_user == 0:
+        return Path("/run/liveness/gateway.sock")
+    if runtime.startswith("/"):  # the XDG specification ignores relative ones
+        return Path(runtime) / "liveness/gateway.sock"
+    raise ConfigError(
+        "there is no XDG_RUNTIME_DIR to make the socket in; name one: --socket"
+    )
+
+
+def default_state(environ: Mapping[str, str], unix_user: int) -> Path:
+    """The state folder of the Unix user *unix_user*, which need not exist.
+
+    Raises:
+        ConfigError: The environment has no HOME to keep it in.
+    """
+    if unix_user == 0:
+        return Path("/var/lib/liveness")
+    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if state.startswith("/"):
+        return Path(state) / "liveness"
+    if home.startswith("/"):
+        return Path(home) / ".local/state/liveness"
+    raise ConfigError("there is no HOME to keep the state in; name a folder: --state")
 
 
 def socket_path(flag: str | None) -> Path:
@@ -111,6 +147,40 @@ def _from_flag(flag: str, text: str) -> Path:
     found.read_flags({flag: text})
     found.check()
     return Path(found.sections[setting.section][setting.key])
+
+
+def _read_tables(path: Path, *, must_exist: bool, is_reload: bool) -> dict[str, Any]:
+    """The tables of a settings file; none if it is missing and need not exist."""
+    try:
+        if is_reload and not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(
+                f"{path}: it is no regular file, which can be read once only; restart the "
+                "sidecar, with a file for --config"
+            )
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1).removeprefix(BOM_UTF8)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not must_exist:
+            return {}
+        message = f"{path}: the settings cannot be read ({error.strerror})"
+        raise ConfigError(f"{message}; correct --config or {FILE_VARIABLE}") from None
+    if is_reload and not data.strip():
+        raise ConfigError(
+            f"{path}: it is empty, perhaps about to be written; put a comment into it if "
+            "the defaults are wanted"
+        )
+    try:
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError(f"over {MAX_FILE_BYTES} bytes")
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        wrong = f"not UTF-8 (at line {line})"
+    except ValueError as error:  # tomllib names the line and column
+        wrong = f"not TOML: {error}"
+    except RecursionError:
+        wrong = TOO_DEEP
+    raise ConfigError(f"{path}: {wrong}; correct it there")
 
 
 class _Sources:

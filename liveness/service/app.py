@@ -33,7 +33,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService
 from liveness.service.http.bearer import Token, read_token
 from liveness.service.links.credentials import access_to, gid_of
-from liveness.service.links.sockets import listening
+from liveness.service.links.sockets import listening, make_socket_folder
 from liveness.service.reload import Reloader
 from liveness.service.storage.log_store import LogStore
 from liveness.service.systemd import ServiceManager
@@ -67,6 +67,7 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         StartError: A socket, port or folder cannot be used, or the token file is missing.
         StateError: The content of the state directory cannot be used.
     """
+    make_socket_folder(config.socket.path)
     token = read_token(config.http.token_file)
     _raise_file_limit(config)
     manager, clock = ServiceManager(os.environ, os.getpid()), Clock()

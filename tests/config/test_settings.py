@@ -14,7 +14,6 @@ import pytest
 
 from liveness.cli.check_config import effective
 from liveness.config.cluster import ClusterSettings
-from liveness.config.paths import make_socket_folder
 from liveness.config.schema import Setting
 from liveness.config.settings import (
     SETTINGS,
@@ -23,10 +22,10 @@ from liveness.config.settings import (
     SocketSettings,
     StateSettings,
 )
-from liveness.config.settings_file import MAX_FILE_BYTES
-from liveness.config.sources import MAX_FAULTS, load, socket_path
+from liveness.config.sources import MAX_FAULTS, MAX_FILE_BYTES, load, socket_path
 from liveness.core.limits import Limits
 from liveness.errors import ConfigError
+from liveness.service.links.sockets import make_socket_folder
 from tests.helpers.tree import ROOT
 
 EXAMPLE = (ROOT / "deploy/liveness.toml").read_text()

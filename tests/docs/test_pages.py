@@ -27,8 +27,7 @@ from liveness.config.compiled import PURE_WHEEL
 from liveness.config.outlet_settings import OUTLETS
 from liveness.config.schema import Setting
 from liveness.config.settings import SETTINGS, outlet_settings
-from liveness.config.settings_file import FILE_VARIABLE
-from liveness.config.sources import load
+from liveness.config.sources import FILE_VARIABLE, load
 from liveness.errors import LivenessError
 from liveness.metrics.collector import Collector
 from liveness.metrics.counts import HttpRefusal

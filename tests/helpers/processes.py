@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-from liveness.config.settings_file import FILE_VARIABLE
+from liveness.config.sources import FILE_VARIABLE
 from liveness.lab.common import processes
 from tests.helpers.needs import require
 

@@ -22,8 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from liveness.config.settings_file import FILE_VARIABLE
-from liveness.config.sources import load
+from liveness.config.sources import FILE_VARIABLE, load
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT, files
 

@@ -607,7 +607,7 @@ EXCUSED: Final = {
     "cluster/questions.py:of_another_form": "takes Redis: tests/cli/test_cluster_command.py",
     "cli/cluster_command.py:_read": "takes Redis: tests/cli/test_cluster_command.py",
     "cli/cluster_command.py:picture_of": "takes Redis: tests/cli/test_cluster_command.py",
-    "config/settings_file.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
+    "config/sources.py:_read_tables": "at SIGHUP: tests/system/test_rereading.py",
     "config/sources.py:check": "all that the sources have: tests/config/test_settings.py",
     "cli/check_config.py:show_settings": "the rows of a secret and of a setting of librdkafka",
     "config/secret_file.py:read_secret": "takes another user: tests/config/test_outlet_settings.py",

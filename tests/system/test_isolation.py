@@ -4,8 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from liveness.config.settings_file import FILE_VARIABLE
-from liveness.config.sources import DEFAULT_FILE
+from liveness.config.sources import DEFAULT_FILE, FILE_VARIABLE
 from tests.helpers.needs import as_root, needs
 from tests.helpers.processes import ran
 from tests.system.conftest import Start

@@ -28,7 +28,7 @@ from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.engine import Engine
 from liveness.service.engine.engine_shell import REFUSALS_LOG_S
-from liveness.service.http.api import ApiError
+from liveness.service.http.api import ApiError, SharedPages
 from liveness.service.http.bearer import Token
 from liveness.service.http.listener import HttpListener
 from liveness.service.http.middleware import (
@@ -39,7 +39,6 @@ from liveness.service.http.middleware import (
     only_health,
     read_only,
 )
-from liveness.service.http.pacing import SharedPages
 from liveness.service.http.summary import Summaries
 from liveness.service.http.users_api import QUESTIONS, WHERE_BYTES
 from liveness.service.links.acceptor import Acceptor
@@ -145,7 +144,7 @@ class HttpServer:
         PlatformCollector(registry=registry)
         # By content type, which `choose_encoder` takes from a few: clients add no more.
         encoders: dict[str, Callable[[CollectorRegistry], bytes]] = {}
-        shared = SharedPages[str](lambda kind: encoders[kind](registry), self.turnstile)
+        shared = SharedPages(lambda kind: encoders[kind](registry), self.turnstile)
 
         async def metrics(request: Request) -> Response:
             encoder, kind = choose_encoder(request.headers.get("accept", ""))

@@ -27,7 +27,6 @@ from liveness.service.http.event_stream import (
     Streams,
     event,
 )
-from liveness.service.http.pacing import SharedPages
 from liveness.service.http.summary import Summaries
 from liveness.service.storage.log_tail import TailEntry
 from liveness.text import json_line
@@ -47,7 +46,7 @@ class LiveApi:
         self._summaries = summaries
         self._log_writer, self._feed = engine.log_writer, engine.feed
         self._streams = streams
-        self._shared = SharedPages[None](
+        self._shared = api.SharedPages(
             lambda _: json_line(summaries.summary()).encode(), streams.turnstile
         )
         # Records found in this second, by newest seq, first seq and subscription.
@@ -58,7 +57,7 @@ class LiveApi:
 
     async def _wheel(self, request: Request) -> Response:
         api.query_of(request)
-        return api.json_text(await self._shared.page(None))
+        return api.json_text(await self._shared.page("wheel"))
 
     async def _live(self, request: Request) -> Response:
         subscription = api.subscription_in(api.query_of(request, *api.SUBSCRIPTION))

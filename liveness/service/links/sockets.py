@@ -16,8 +16,7 @@ from typing import Final
 
 import trio
 
-from liveness.config.paths import make_socket_folder
-from liveness.errors import StartError
+from liveness.errors import ConfigError, StartError
 from liveness.service.storage.private_folders import Identity, identity
 
 SOCKET_MODE: Final = 0o660
@@ -179,3 +178,26 @@ def _clear_stale(path: Path) -> None:
             "with --socket"
         )
     path.unlink(missing_ok=True)
+
+
+def make_socket_folder(path: Path) -> None:
+    """Make the folder of the socket at *path*, if its parent exists.
+
+    The folder of root is open to all: its gateways run as other users, and the mode of
+    the socket restricts access. Any other user's folder is private.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    folder = path.parent
+    # Not by chmod afterwards: by then another folder may be at this path.
+    before = os.umask(0o022)
+    try:
+        folder.mkdir(mode=0o700 if os.geteuid() else 0o755)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        message = f"{folder}: the socket's folder cannot be made ({error.strerror})"
+        raise ConfigError(f"{message}; make it, or name another by --socket") from None
+    finally:
+        os.umask(before)

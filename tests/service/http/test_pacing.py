@@ -4,7 +4,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.http.pacing import PAUSE_S, SharedPages
+from liveness.service.http.api import PAUSE_S, SharedPages
 
 
 class Maker:
@@ -13,7 +13,7 @@ class Maker:
     def __init__(self) -> None:
         self.made: list[tuple[str, float]] = []
         self.got: list[bytes] = []
-        self.pages = SharedPages[str](self.make, Turnstile())
+        self.pages = SharedPages(self.make, Turnstile())
 
     def make(self, key: str) -> bytes:
         self.made.append((key, trio.current_time()))

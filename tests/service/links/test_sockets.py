@@ -14,10 +14,9 @@ import pytest
 import trio
 import trio.testing
 
-from liveness.config.paths import make_socket_folder
 from liveness.errors import StartError
 from liveness.service.links.acceptor import Acceptor
-from liveness.service.links.sockets import UnixListener, listening
+from liveness.service.links.sockets import UnixListener, listening, make_socket_folder
 
 
 @pytest.fixture
