@@ -20,7 +20,6 @@ TIMEOUT_S: Final = 10.0
 
 
 def text_line(name: dict[str, Any]) -> str:
-    """A name as one line for a person."""
     parts = [f"{'linked' if name['linked'] else 'away':<6}", escaped(name["name"])]
     if "users" in name:
         parts.append(f"{name['users']} users")

@@ -44,7 +44,6 @@ TimerMap = dict[str, Any]
 
 
 def text_line(timer: TimerMap) -> str:
-    """A timer as one line for a person."""
     state = timer["state"]
     at = {PENDING: "due", FIRED: "fired"}.get(state, "changed")
     parts = [utc_time(timer[at]), f"{_ago(timer[at]):<10}", f"{state:<9}"]

@@ -28,7 +28,6 @@ Map = dict[str, Any]
 
 
 def letter_line(letter: Map) -> str:
-    """A dead letter as one line for a person."""
     status = "no answer" if letter["status"] is None else letter["status"]
     parts = [
         f"{letter['id']}",
@@ -42,7 +41,6 @@ def letter_line(letter: Map) -> str:
 
 
 def result_line(result: Map) -> str:
-    """The result of a request as one line for a person."""
     status = "no answer" if result["status"] is None else f"status {result['status']}"
     how = "accepted" if result["accepted"] else "not accepted"
     line = f"{how}: {status} after {result['seconds']:.3f} s"

@@ -85,13 +85,11 @@ class Setting:
         return self.default is MISSING
 
     def hides(self, given: object) -> bool:
-        """Whether a value may hold a password."""
         if self.hidden is None or not given:
             return False
         return re.search(self.hidden, str(given)) is not None
 
     def fault(self, given: object, why: object, source: str = "") -> str:
-        """What is wrong with a value, for a person."""
         # Sections of outlets may hold passwords of other programs.
         if self.hides(given) or self.is_section:
             value = "not shown here, as it may hold a password"
@@ -169,7 +167,6 @@ class Setting:
 
 
 def settings_in(table: type, section: str) -> Iterator[Setting]:
-    """The settings that the fields of a section's table declare."""
     for item in fields(table):
         if "meaning" in item.metadata:
             default = item.default

@@ -356,5 +356,4 @@ SETTINGS: Final = tuple(
 
 
 def outlet_settings(section: str, name: str) -> tuple[Setting, ...]:
-    """The settings of one outlet, such as [webhooks.NAME]."""
     return tuple(settings_in(OUTLETS[section], f"{section}.{name}"))

@@ -207,7 +207,6 @@ class _Sources:
             self.sections[setting.section][setting.key] = value
 
     def check(self) -> None:
-        """Raise a ConfigError if anything is wrong."""
         if (more := len(self.faults) - MAX_FAULTS) > 0:
             last = f"{more} more settings are wrong; correct these first"
             self.faults[MAX_FAULTS:] = [last]
@@ -253,7 +252,6 @@ class _Sources:
                 self._refuse(name, "environment", known, "LIVENESS_")
 
     def read_tables(self, tables: Mapping[str, object], source: str) -> None:
-        """Take what the tables of a settings file have."""
         known = (*BY_NAME, *SECTIONS, *OUTLETS)
         for name, value in tables.items():
             if name in OUTLETS:

@@ -20,7 +20,6 @@ def can_move_cursor(out: TextIO) -> bool:
 
 
 def terminal_size(out: TextIO) -> os.terminal_size:
-    """Columns and lines of the terminal *out* at this moment."""
     with suppress(OSError):
         if all(size := os.get_terminal_size(out.fileno())):
             return size

@@ -148,7 +148,6 @@ def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
 
 
 def _is_same_socket(path: Path, other: Path) -> bool:
-    """Whether two paths lead to the same socket."""
     try:
         found = path.stat()
         return stat.S_ISSOCK(found.st_mode) and os.path.samestat(found, other.stat())

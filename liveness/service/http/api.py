@@ -137,7 +137,6 @@ async def body_of(
 
 
 def _checked(name: str, value: object, where: str) -> str:
-    """The value as text, if it is valid for this name."""
     message = f"{name} is {value!r:.80} in the {where}; it must be"
     if name in _CHOICES and value not in _CHOICES[name]:
         raise ApiError(400, f"{message} one of {', '.join(_CHOICES[name])}")

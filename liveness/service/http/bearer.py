@@ -43,7 +43,6 @@ class Token:
         return is_new
 
     def matches(self, authorizations: Sequence[str]) -> bool:
-        """Whether the Authorization headers of a request have the token."""
         if len(authorizations) != 1:
             return False
         scheme, _, text = authorizations[0].partition(" ")

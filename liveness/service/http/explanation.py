@@ -219,7 +219,6 @@ def _began(opening: Record | None, now_ms: int) -> str:
 
 
 def _nothing(known: Known, now_ms: int) -> str:
-    """The sentence if no record was found."""
     if known.back_to is not None:
         back_to = local_moment(known.back_to.at, now_ms)
         return (

@@ -112,7 +112,6 @@ class HttpServer:
         await listener.run(acceptor, stopped)
 
     def app(self, door: str, refused: Refused) -> Middleware:
-        """The application of an HTTP listener, behind its checks."""
         http = self.settings
         routes: list[BaseRoute] = [
             Route("/metrics", self._metrics()),

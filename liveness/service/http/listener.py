@@ -387,7 +387,6 @@ class _Connection:
 
 
 def _scope_of(request: h11.Request, client: tuple[str, int] | None) -> Scope:
-    """The ASGI scope of a request."""
     target, headers = request.target, list(request.headers)
     if absolute := _ABSOLUTE_URL.fullmatch(target):
         # Written as for a proxy: its host overrides Host (RFC 9112, 3.2.2).

@@ -206,7 +206,6 @@ def read_only(posts: Collection[str]) -> Check:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, not a name."""
     try:
         ip_address(host)
     except ValueError:

@@ -92,12 +92,10 @@ class Summaries:
 
     @property
     def text(self) -> str:
-        """The summary of this second as JSON."""
         return self._cached("summary", self.summary)
 
     @property
     def history_text(self) -> str:
-        """The last minutes as JSON."""
         return self._cached("history", self._columns)
 
     def _cached(self, name: str, build: Callable[[], dict[str, Any]]) -> str:
@@ -106,7 +104,6 @@ class Summaries:
         return self._texts[name]
 
     def now(self) -> Now:
-        """All values at this moment."""
         log_writer, outlets, parts = self._log_writer, self._outlets, self._parts
         cluster = None if outlets is None else outlets.cluster
         presence, firing, registry = parts.presence, parts.firing, parts.registry
@@ -181,7 +178,6 @@ class Summaries:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The state at this moment."""
         now, log_writer, parts = self.now(), self._log_writer, self._parts
         wheel, attended = parts.presence.wheel, parts.attended
         sample, why = self._sample(now), self._why_not_ready()
@@ -236,7 +232,6 @@ class Summaries:
         }
 
     def _storms(self) -> list[dict[str, Any]]:
-        """The current storms, the largest first."""
         guard = self._parts.firing.guard
         storms = [] if guard is None else guard.storms(self._parts.attended.now)
         return [
@@ -264,7 +259,6 @@ class Summaries:
         return nlargest(MOST_GATEWAYS, rows, key=lambda row: row["for_s"])
 
     def _troubles(self) -> dict[str, Any]:
-        """The links that were refused or replaced within the last hour."""
         troubles, ahead_ms = (
             self._parts.registry.troubles,
             self._engine.clock.wall_ahead_ms(),
@@ -369,7 +363,6 @@ def _lateness(sample: _Sample, before: _Sample | None = None) -> dict[str, Any]:
 
 
 def _rates(before: _Sample, after: _Sample) -> dict[str, Any]:
-    """What happened between two samples, per second."""
     seconds = after.mono - before.mono
 
     def rate(rise: int) -> float:
