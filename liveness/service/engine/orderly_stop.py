@@ -63,7 +63,7 @@ async def write_clocks(
 async def _write_clocks_file(
     engine: Engine, presence: Presence, log_writer: StateWriter
 ) -> None:
-    if log_writer.log_failure is not None:
+    if log_writer.writer.failure is not None:
         return  # the file would name a seq that is not in the log
     with trio.move_on_after(STOP_WRITING_S) as writing:
         await log_writer.flushed_for(None)

@@ -77,7 +77,7 @@ class LiveApi:
         position, log = log_writer.durable_seq, log_writer.store.log
         first = self._feed.first
         after = position if first is None else max(first - 1, position - MAX_SEARCHED)
-        records = self._feed.newest(after, subscription, MAX_RECORDS)
+        records = [*self._feed.since(after, subscription)][-MAX_RECORDS:]
         if len(records) == MAX_RECORDS:
             after = records[0].record.seq - 1
         shown = f'"records":[{_json(records)}],"records_after":{after}'

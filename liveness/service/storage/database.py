@@ -17,7 +17,7 @@ from liveness.service.storage.private_folders import (
     Identity,
     check_own,
     check_regular,
-    identities,
+    identity,
     open_own,
 )
 
@@ -133,7 +133,8 @@ def size_of(path: Path) -> int | None:
 
 def open_files(path: Path) -> dict[Path, Identity]:
     """The existing files of a database, and their identities."""
-    return identities([path, *companions(path)])
+    files = [path, *companions(path)]
+    return {file: known for file in files if (known := identity(file)) is not None}
 
 
 def companions(path: Path) -> list[Path]:

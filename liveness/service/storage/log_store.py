@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -100,17 +100,9 @@ _LOG_ID: Final = re.compile("[0-9a-f]{1,64}")
 _log = structlog.get_logger("start")
 
 
-def _from_json(columns: int) -> str:
-    return ", ".join(f"json_extract(value, '$[{n}]')" for n in range(columns))
-
-
 _FORGET_ONLINE: Final = (
     "delete from online where session in (select value from json_each(?))"
 )
-_PUT_CURSORS: Final = (
-    f"insert or replace into cursors select {_from_json(6)} from json_each(?)"
-)
-_FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
 
 
 class LogRows(NamedTuple):
@@ -232,22 +224,21 @@ class LogStore:
     def _take_mark(self, mark: HighWaterMark, *, is_new: bool) -> None:
         """Take a new id unless the mark vouches for this log; then keep its mark."""
         shown, following = mark.take(self.log), self.bounds()[1]
-        if not is_new and shown is None:
+        if not is_new and (shown is None or following < shown):
             mark.drop()
-            self._begin_own_log(
-                _log.info,
-                "the host or its runtime folder is new, so the log may lack records that "
-                "were shown: it goes on with a new id",
-            )
-            mark.take(self.log)
-        elif not is_new and shown is not None and following < shown:
-            mark.drop()
-            self._begin_own_log(
-                _log.warning,
-                "the log lacks records that were shown, or is an older copy: it goes on "
-                "with a new id",
-                lost=shown - following,
-            )
+            if shown is None:
+                self._begin_own_log(
+                    _log.info,
+                    "the host or its runtime folder is new, so the log may lack records "
+                    "that were shown: it goes on with a new id",
+                )
+            else:
+                self._begin_own_log(
+                    _log.warning,
+                    "the log lacks records that were shown, or is an older copy: it goes "
+                    "on with a new id",
+                    lost=shown - following,
+                )
             mark.take(self.log)
         mark.raise_to(following)
 
@@ -399,16 +390,19 @@ class LogStore:
                 if session not in ended:
                     opened += row
         moved = batch.cursors.items()
-        cursors = [(*key, *row) for key, row in moved if row is not None]
+        cursors = [
+            value for key, row in moved if row is not None for value in (*key, *row)
+        ]
         forgotten = [key for key, row in moved if row is None]
         pages = [*rows_of(batch.records)]
         db = self._db
         with transaction(db):
             db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
-            self._put_many(_FORGET_ONLINE, closed)
+            if closed:
+                db.execute(_FORGET_ONLINE, [json.dumps(closed)])
             put_rows(db, "online", 6, opened)
-            self._put_many(_PUT_CURSORS, cursors)
-            self._put_many(_FORGET_CURSORS, forgotten)
+            put_rows(db, "cursors", 6, cursors)
+            db.executemany("delete from cursors where role = ? and name = ?", forgotten)
             if has_new_steps := bool(steps) and [*steps] != self.steps:
                 store_steps(db, steps)
         if has_new_steps:
@@ -425,10 +419,6 @@ class LogStore:
     def store_clock(self, at: StateTime) -> None:
         store_clock(self._db, at)
         self.clock = at
-
-    def _put_many(self, statement: str, rows: Sequence[Any]) -> None:
-        if rows:
-            self._db.execute(statement, [json.dumps(rows, ensure_ascii=False)])
 
     def log_bytes(self) -> int:
         return bytes_in_use(self._db)

@@ -151,20 +151,6 @@ class LogTail:
             places = commit.records.places(after, wanted, limit=len(commit.records))
             yield from map(commit.entry, places)
 
-    def newest(self, after: int, wanted: Subscription, limit: int) -> list[TailEntry]:
-        """The newest entries above *after* that concern a reader, from memory.
-
-        They are at most *limit*, the oldest first.
-        """
-        found: list[TailEntry] = []
-        for commit in reversed(self.commits(after, wanted)):
-            places = commit.records.places(after, wanted, limit=len(commit.records))
-            for place in reversed(places):
-                found.append(commit.entry(place))
-                if len(found) == limit:
-                    return found[::-1]
-        return found[::-1]
-
 
 class TailReader:
     """Reads the log for one reader.

@@ -25,11 +25,10 @@ from liveness.core.changes import Commit, Decisions
 from liveness.core.records import GATEWAY, Logged
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.metrics.counts import Counts
-from liveness.service.common import threads
 from liveness.service.common.clock import STEP_MS, Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
-from liveness.service.storage.log_pages import END, PAGE_RECORDS
+from liveness.service.storage.log_pages import PAGE_RECORDS
 from liveness.service.storage.log_store import Batch, LogStore
 
 # The most records of one transaction. They take about 25 ms to write, the longest that a
@@ -98,25 +97,8 @@ class LogWriter:
         self._awaited = 0  # something waits for this ticket
         self._began_at = -math.inf  # when the last commit began
         self._cursors_at = math.inf  # when the first of the cursors to write has moved
-        # What trims the log sets these two.
-        self._note_use_after_ms = math.inf
-        self._most_bytes = END
+        self._note_use_after_ms = math.inf  # what trims the log sets it
         self.writer = store.writer
-
-    @property
-    def failure(self) -> str | None:
-        """Why nothing can be written at present; None if it can."""
-        return threads.failure() or self.writer.failure
-
-    @property
-    def log_failure(self) -> str | None:
-        """Why the log cannot be written at present; None if it can."""
-        return self.writer.failure
-
-    @property
-    def pending(self) -> int:
-        """How much waits for the disk."""
-        return self.records_pending
 
     @property
     def log_ticket(self) -> int:
@@ -241,39 +223,9 @@ class LogWriter:
         except sqlite3.Error as error:
             self._warn("the clock of the state was not stored", error)
 
-    async def _trim_log(self, *, oldest_ms: int, idle_ms: int) -> bool:
-        """Trim the log by one step; return whether there is more to trim."""
-        store, until = self.store, self._trim_until
-        is_behind = False
-        step = partial(
-            store.trimmer.trim,
-            oldest_ms=oldest_ms,
-            most_bytes=self._most_bytes,
-            idle_ms=idle_ms,
-            until=until,
-        )
-        try:
-            is_behind = await self.writer.once(step)
-            (self.first, _), stored, self.log_bytes = await self.writer.once(
-                lambda: (store.bounds(), store.cursors(), store.log_bytes())
-            )
-            self.cursors.forget_idle(stored, idle_ms)
-            is_behind |= self.log_bytes > self._most_bytes and until < self.durable_seq
-            if self.failure is None:
-                room = max(0, self._most_bytes - self.log_bytes)
-                await self.writer.once(partial(store.reserve.make, log_bytes=room))
-        except sqlite3.Error as error:
-            self._warn("the log was not trimmed", error)
-        return is_behind
-
     def _warn(self, message: str, error: sqlite3.Error) -> None:
         # Throttled: the next commit meets the same fault, and logs it too.
         self._every(_log.warning, message, key=message, error=str(error))
-
-    @property
-    def _trim_until(self) -> int:
-        """The last seq that may be trimmed."""
-        return self.durable_seq
 
     def _gather(self) -> Batch:
         batch = Batch(self._decided.new_batch())
@@ -300,7 +252,9 @@ class LogWriter:
             self.store.write(batch, steps)
             return self.store.log_bytes()
 
-        self.log_bytes = await self.writer.write(write, pending=lambda: self.pending)
+        self.log_bytes = await self.writer.write(
+            write, pending=lambda: self.records_pending
+        )
         self._counts.commits.observe(self._clock.mono() - began)
         self._publish(batch)
 

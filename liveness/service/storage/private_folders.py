@@ -18,7 +18,7 @@ deleted, and of the file `lock` in it, as the folder's content could be moved to
 import fcntl
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -161,11 +161,6 @@ def identity(path: Path) -> Identity | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def identities(paths: Iterable[Path]) -> dict[Path, Identity]:
-    """The identities of the files that exist."""
-    return {path: known for path in paths if (known := identity(path)) is not None}
 
 
 def _check(path: Path, found: os.stat_result) -> None:

@@ -17,6 +17,7 @@ import trio
 from liveness.core.changes import Commit, Decisions
 from liveness.core.timer_states import Fire, TimerCommand
 from liveness.metrics.counts import Counts
+from liveness.service.common import threads
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import LogWriter
@@ -62,7 +63,7 @@ class StateWriter(LogWriter):
     @property
     def failure(self) -> str | None:
         """Why nothing can be written at present; None if it can."""
-        return super().failure or self.timers.writer.failure
+        return threads.failure() or self.writer.failure or self.timers.writer.failure
 
     @property
     def write_failures(self) -> dict[str, int]:
@@ -178,7 +179,6 @@ class StateWriter(LogWriter):
         """
         retention_ms = round(retention_s * 1000)
         self._note_use_after_ms = retention_ms * USE_NOTED
-        self._most_bytes = most_bytes
         # By then all that had a link at the last stop have one again.
         forgets_from = trio.current_time() + TRIM_EVERY_S
         while True:
@@ -195,13 +195,45 @@ class StateWriter(LogWriter):
                 # if the host slept for longer than the retention shortly before a stop.
                 idle_ms = 0
             # A failing file must not keep the other one from being trimmed.
-            is_behind = await self._trim_log(oldest_ms=oldest_ms, idle_ms=idle_ms)
+            is_behind = await self._trim_log(
+                oldest_ms=oldest_ms, most_bytes=most_bytes, idle_ms=idle_ms
+            )
             is_behind |= await self._trim_timers(
                 oldest_ms=oldest_ms, most_ended=most_ended, forgot=forgot
             )
             note = partial(self.store.trimmer.note, (seq, now_ms), oldest_ms=oldest_ms)
             await self._write_meta(partial(note, retention_ms=retention_ms))
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
+
+    async def _trim_log(self, *, oldest_ms: int, most_bytes: int, idle_ms: int) -> bool:
+        """Trim the log by one step; return whether there is more to trim.
+
+        The log keeps the attempts that the timers' table lacks: after a crash, they are
+        read from it.
+        """
+        store, until, is_behind = self.store, self.durable_seq, False
+        if self.timers.pending or self.timers.fires:
+            until = max(self._flushed_seq, self.timers.table.seq)
+        step = partial(
+            store.trimmer.trim,
+            oldest_ms=oldest_ms,
+            most_bytes=most_bytes,
+            idle_ms=idle_ms,
+            until=until,
+        )
+        try:
+            is_behind = await self.writer.once(step)
+            (self.first, _), stored, self.log_bytes = await self.writer.once(
+                lambda: (store.bounds(), store.cursors(), store.log_bytes())
+            )
+            self.cursors.forget_idle(stored, idle_ms)
+            is_behind |= self.log_bytes > most_bytes and until < self.durable_seq
+            if self.failure is None:
+                room = max(0, most_bytes - self.log_bytes)
+                await self.writer.once(partial(store.reserve.make, log_bytes=room))
+        except sqlite3.Error as error:
+            self._warn("the log was not trimmed", error)
+        return is_behind
 
     async def _trim_timers(
         self,
@@ -221,14 +253,3 @@ class StateWriter(LogWriter):
         except sqlite3.Error as error:
             self._warn("ended timers were not trimmed", error)
         return is_behind
-
-    @property
-    def _trim_until(self) -> int:
-        """The last seq that may be trimmed.
-
-        The log keeps the attempts that the timers' table lacks: after a crash, they are
-        read from it.
-        """
-        is_followed = not (self.timers.pending or self.timers.fires)
-        followed = max(self._flushed_seq, self.timers.table.seq)
-        return self.durable_seq if is_followed else followed

@@ -247,23 +247,6 @@ def test_a_commit_notifies_each_caller_that_asked_once() -> None:
     assert notified == ["caller"]
 
 
-@pytest.mark.parametrize(
-    ("after", "limit", "expected"),
-    [(0, 3, [8, 9, 10]), (0, 99, [*range(4, 11)]), (8, 99, [9, 10]), (10, 9, [])],
-)
-def test_the_newest_that_match_are_found_from_the_end(
-    after: int, limit: int, expected: list[int]
-) -> None:
-    feed = LogTail(keep=8)
-    assert feed.first is None
-    for batch in batches([3, 4, 3]):
-        feed.publish(batch)
-    assert feed.first == 4
-    newest = feed.newest(after, EVERYTHING, limit)
-    assert seqs([entry.record for entry in newest]) == expected
-    assert feed.newest(0, of("nobody"), limit) == []
-
-
 async def test_a_commit_notifies_only_the_readers_it_concerns(folder: Path) -> None:
     with log_of([], folder, keep=10) as log:
         everyone, other = log.cursor(), log.cursor(of("nobody"))

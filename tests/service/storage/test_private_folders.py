@@ -21,7 +21,7 @@ from liveness.service.storage.online_list import write_frames
 from liveness.service.storage.private_folders import (
     LOCK,
     check_own,
-    identities,
+    identity,
     make_own_folder,
     open_own,
 )
@@ -255,7 +255,7 @@ def test_open_files_are_known_and_closed_to_others(folder: Path) -> None:
             LOCK, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", TIMERS,
             f"{TIMERS}-wal", f"{TIMERS}-shm",
         }  # fmt: skip
-        assert identities(files) == files
+        assert {path: identity(path) for path in files} == files
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
         assert modes == dict.fromkeys(modes, 0o600)
     with closing(
