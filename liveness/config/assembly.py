@@ -26,7 +26,7 @@ from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
-from liveness.core.sessions.storm_guard import GuardRules
+from liveness.core.sessions.storm_guard import NO_GUARD, GuardRules
 from liveness.core.timers.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
 from liveness.core.wire.frames import CLUSTER, FEATURES, PROTOCOL
 
@@ -64,11 +64,10 @@ def _users(config: Config, decided: Decisions) -> tuple[GatewayTable, Presence, 
     return gateways, presence, firing
 
 
-def _guard_rules(config: Config) -> GuardRules | None:
-    """The rules of the storm guard; None if it is off."""
+def _guard_rules(config: Config) -> GuardRules:
     guard = config.guard
     if not guard.enabled:
-        return None
+        return NO_GUARD
     return GuardRules(
         guard.share,
         guard.least_users,

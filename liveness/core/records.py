@@ -199,13 +199,6 @@ class TimerRecord(NamedTuple):
     def uid(self) -> None:
         return None
 
-    @property
-    def is_users(self) -> bool:
-        return False
-
-    def is_of(self, _uid: Uid) -> bool:
-        return False
-
     def as_map(self) -> dict[str, object]:
         shown: dict[str, object] = {
             "seq": self.seq,
@@ -279,17 +272,15 @@ class Subscription(NamedTuple):
     users: bool = False
 
     def wants(self, record: Logged) -> bool:
-        if record.kind == TIMER and record.gateway == self.runs:
+        if isinstance(record, TimerRecord) and record.gateway == self.runs:
             return True
-        return (
-            record.kind in self.kinds
-            and (
-                self.gateway is None
-                or self.gateway in (record.gateway, record.from_gateway)
-            )
-            and (self.uid is None or record.is_of(self.uid))
-            and (not self.users or record.kind == TIMER or record.is_users)
-        )
+        has_gateway = self.gateway in (None, record.gateway, record.from_gateway)
+        if record.kind not in self.kinds or not has_gateway:
+            return False
+        if isinstance(record, TimerRecord):
+            return self.uid is None
+        is_of = self.uid is None or record.is_of(self.uid)
+        return is_of and (not self.users or record.is_users)
 
 
 class OnlineRow(NamedTuple):

@@ -261,7 +261,8 @@ class Server:
         # Time in which a link is not read does not count as a missing answer to a timer.
         is_absent = attended.is_paused or pressure.reading_is_paused
         self._scheduler.turned(at, is_absent=is_absent, absent=were_held_back)
-        self._firing.advance(now, self._presence.wheel.steps)
+        wheel = self._presence.wheel
+        wheel.advance(now, wheel.steps)
 
     def caught_up(self, mono: float, *, all_accepted: bool) -> None:
         """Let attended time run again, if it is paused and everything was read.
@@ -298,8 +299,7 @@ class Server:
         if not self._attended.is_paused:
             limit = self._pressure.fire_limit if limit is None else limit
             fired = self._firing.fire(at, limit=limit)
-        if self._firing.guard is not None:
-            self.effects.extend(self._firing.guard.take())
+        self.effects.extend(self._firing.guard.take())
         return fired
 
     def commit(self, *, with_cursors: bool = False) -> int:

@@ -7,27 +7,11 @@ from typing import Any, Final
 from liveness.metrics.counts import Counts
 from liveness.metrics.families import Histogram, Values, counter, gauge, histogram
 
-# What Redis may answer to each function of the cluster, why a call may fail, and how
-# questions about users of all hosts are answered.
+# The answers of Redis that alerts name, from 0 on; others are counted once they come.
 CLUSTER_CALLS: Final = tuple(
-    (function, answer)
-    for function, answers in {
-        "begin": ("keep", "reset", "epoch", "replaced", "config"),
-        "assert": (
-            *("ok", "gap", "late", "epoch", "unknown", "damaged"),
-            *("live", "fenced"),
-        ),
-        "apply": (
-            *("ok", "gap", "late", "epoch", "unknown", "damaged"),
-            *("fenced", "asserting"),
-        ),
-        "beat": ("ok", "gap", "epoch", "unknown", "damaged", "fenced", "asserting"),
-        "look": ("ok", "later", "unknown", "damaged"),
-        "fence": ("ok", "behind", "heard", "epoch", "fenced", "unknown"),
-        "reap": ("ok", "unknown", "damaged"),
-    }.items()
-    for answer in answers
+    ("begin", answer) for answer in ("keep", "reset", "epoch", "replaced", "config")
 )
+# Why a call may fail, and how questions about users of all hosts are answered.
 CLUSTER_ERRORS: Final = (
     "timeout", "connection", "readonly", "memory", "moving", "auth", "permission",
     "loading", "other",
@@ -92,7 +76,7 @@ class ClusterNow:
         "Silence after which the other hosts declare this one lost.",
     )
     users: int = gauge("liveness_cluster_users", "Users online on any host.")
-    calls: Mapping[tuple[str, str], int] = counter(  # by CLUSTER_CALLS
+    calls: Mapping[tuple[str, str], int] = counter(
         "liveness_cluster_calls",
         "Calls to Redis that were answered.",
         "function",

@@ -176,7 +176,7 @@ class ScriptedHost:
         self.us = us
         with self.shell as server:
             server.advance(self.at(), cpu=0.0, asked=math.inf)
-            self.parts.firing.advance(self.attended.now + AHEAD_S, UNLIMITED)
+            self.parts.presence.wheel.advance(self.attended.now + AHEAD_S, UNLIMITED)
             at = self.at(ROUNDING_S)
             for link in self.parts.registry.named.values():
                 if link.name not in self.shell.unread_gateways:

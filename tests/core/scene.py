@@ -17,7 +17,7 @@ from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.restore import restore_sessions
-from liveness.core.sessions.storm_guard import GuardRules
+from liveness.core.sessions.storm_guard import NO_GUARD, GuardRules
 from liveness.core.wheel.restart import Clocks, no_clocks
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import encode
@@ -62,7 +62,7 @@ class Scene:
         timeout: float = 30.0,
         hold: float = 60.0,
         reconnect_grace: float = 0.0,
-        guard: GuardRules | None = None,
+        guard: GuardRules = NO_GUARD,
         separator: str = "",
     ) -> None:
         self.now, self.mono = 0.0, 1_000.0
@@ -179,7 +179,7 @@ class Scene:
 
     def fire(self, *, limit: int = ALL) -> list[Shown]:
         """Judge all users that may be judged."""
-        self.firing.advance(self.now, ALL)
+        self.presence.wheel.advance(self.now, ALL)
         while judged := self.firing.fire(self.at, limit=limit):
             assert judged <= limit
         return self.written()

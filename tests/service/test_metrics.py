@@ -1,6 +1,5 @@
 """The numbers as a scraper gets them: names, labels, and how many series."""
 
-import re
 from dataclasses import astuple, replace
 from typing import Any, get_args
 
@@ -27,7 +26,6 @@ from liveness.metrics.now import (
     OutletNow,
 )
 from liveness.service.outlets.common.outlet import OutletState
-from tests.helpers.tree import ROOT
 
 CLUSTER = ClusterNow(
     host="a",
@@ -207,15 +205,6 @@ def test_without_an_outlet_there_is_nothing_of_one() -> None:
     names = {*scraped(Counts())} - {*scraped(Counts(), replace(NOW, outlets=[]))}
     assert len(names) > 10
     assert {name.rpartition("outlet")[0] for name in names} == {"liveness_"}
-
-
-def test_every_answer_of_the_functions_is_counted_under_a_label() -> None:
-    source = (ROOT / "liveness/cluster/functions.lua").read_text()
-    words = set(re.findall(r"(?:return|nil,) \{'(\w+)'", source))
-    words |= set(*re.findall(r"return \{\w.+ '(\w+)' or '(\w+)'\}", source))
-    assert words == {answer for _, answer in CLUSTER_CALLS}
-    called = set(re.findall(r"^register\('(\w+)'", source, re.M))
-    assert called - {"where", "now"} == {function for function, _ in CLUSTER_CALLS}
 
 
 def test_every_kind_of_a_failed_call_is_counted_under_a_label() -> None:

@@ -8,14 +8,13 @@ when it came, and how long ago.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 from liveness.core.changes import Decisions
 from liveness.core.records import EVENTS, GATEWAY_LOST, SILENCE, Instant, Uid
 from liveness.core.sessions.clearance import STORM, WHY_HELD, GatewayState
 from liveness.core.sessions.fair_share import fair_share
 from liveness.core.sessions.gateway_table import GatewayTable
-from liveness.core.sessions.storm_guard import Guard, GuardRules
+from liveness.core.sessions.storm_guard import NO_GUARD, Guard, GuardRules
 from liveness.core.wheel.record_batch import Endings
 from liveness.core.wheel.wheel import Wheel
 
@@ -51,9 +50,9 @@ class Firing:
         decided: Decisions,
         *,
         gateway_hold: float,
-        guard: GuardRules | None = None,
+        guard: GuardRules = NO_GUARD,
     ) -> None:
-        self.guard = None if guard is None else Guard(guard, wheel)
+        self.guard = Guard(guard, wheel)
         self.ended: Counter[str] = Counter({SILENCE: 0, GATEWAY_LOST: 0})
         self.early = 0
         self._wheel = wheel
@@ -62,21 +61,13 @@ class Firing:
         self._hold = gateway_hold
         self._turn = 0  # which gateway fires first
 
-    def advance(self, now: float, steps: int) -> None:
-        """Move users due by *now* to their due lists; see `wheel.Wheel.advance`."""
-        if self.guard is None:
-            self._wheel.advance(now, steps)
-        else:
-            self.guard.advance(now, steps)
-
     def fire(self, at: Instant, *, limit: int) -> int:
         """End or renew the sessions of due users, at most *limit*; return how many.
 
         Gateways take turns, and each gets an equal share of *limit*: a million silent
         users of one do not delay the only user of another.
         """
-        if self.guard is not None:
-            self.guard.look(at.now)
+        self.guard.look(at.now)
         waiting = self.due_gateways()
         if not waiting:
             return 0
@@ -100,9 +91,8 @@ class Firing:
             Where to go on; -1 at the end of the table. Then a gateway that was named
             from place 0 on has no sessions left.
         """
-        if self.guard is not None:
-            for gateway in gateways:
-                self.guard.reset_sessions(gateway, at.now)
+        for gateway in gateways:
+            self.guard.reset_sessions(gateway, at.now)
         numbers = {gateway.number for gateway in gateways}
         uids, place = self._wheel.owned(numbers, place, limit)
         self.ended[GATEWAY_LOST] += len(uids)
@@ -115,8 +105,7 @@ class Firing:
 
     def forget(self, gateway: GatewayState, now: float) -> None:
         self._gateways.remove(gateway)
-        if self.guard is not None:
-            self.guard.forget(gateway, now)
+        self.guard.forget(gateway, now)
 
     def held(self, now: float) -> dict[str, int]:
         held = dict.fromkeys(WHY_HELD, 0)
@@ -163,13 +152,11 @@ class Firing:
         if renewals == limit:
             return renewals
         cleared_renewed = gateway.clearance_of_renewed(at.now)
-        held_above, held_until, counted_above = inf, -inf, inf
-        if self.guard is not None:
-            cleared, cleared_renewed = self.guard.clear(
-                gateway, cleared, cleared_renewed, at.now
-            )
-            held_above, held_until = self.guard.held_range(gateway)
-            counted_above = self.guard.counted_above(gateway, at.now)
+        cleared, cleared_renewed = self.guard.clear(
+            gateway, cleared, cleared_renewed, at.now
+        )
+        held_above, held_until = self.guard.held_range(gateway)
+        counted_above = self.guard.counted_above(gateway, at.now)
         decided, ended, counted = self._decided, 0, 0
         for renewed, reason, until in (
             (True, SILENCE, cleared_renewed.silence),
@@ -192,11 +179,10 @@ class Firing:
             counted += counts
         decided.changes.ends += ended
         gateway.users -= ended
-        if self.guard is not None:
-            self.guard.judged(gateway, ended, counted, at.now)
+        self.guard.judged(gateway, counted, at.now)
         return renewals + ended
 
     def _why_held(self, gateway: GatewayState, now: float) -> str | None:
-        if self.guard is not None and self.guard.holds(gateway):
+        if self.guard.holds(gateway):
             return STORM
         return gateway.clearance(now, hold=self._hold).why

@@ -55,12 +55,16 @@ class GuardRules(NamedTuple):
     revolution: float
 
 
+# It never begins a storm.
+NO_GUARD: Final = GuardRules(share=inf, least_users=0, hold=inf, revolution=inf)
+
+
 class Storm(NamedTuple):
     """A current storm: its due users, and for how many seconds they may be held."""
 
     gateway: str
     users: int
-    left: float
+    left_s: float
 
 
 @dataclass(slots=True)
@@ -73,8 +77,6 @@ class _Watch:
     released: float = NEVER  # deadlines up to here are not held
     held_above: float = inf  # the latest storm held deadlines above this
     ends_at: float | None = None  # of the current storm; None: there is none
-    seen_due: int = 0  # users that the storm has found due so far
-    ended_in_storm: int = 0  # how many of them went offline
 
 
 class Guard:
@@ -82,6 +84,7 @@ class Guard:
 
     def __init__(self, rules: GuardRules, wheel: Wheel) -> None:
         self.begun = 0
+        self.is_on = rules.share < inf
         self._rules = rules
         self._wheel = wheel
         self._watches: dict[int, _Watch] = {}
@@ -89,15 +92,6 @@ class Guard:
         self._news: list[LogLine] = []
 
     # --- when users go offline --------------------------------------------------
-
-    def advance(self, now: float, steps: int) -> None:
-        """Move the wheel's hand, and count users that come due during a storm."""
-        wheel = self._wheel
-        for number, watch in self._storms.items():
-            watch.seen_due -= wheel.due(number)
-        wheel.advance(now, steps)
-        for number, watch in self._storms.items():
-            watch.seen_due += wheel.due(number)
 
     def look(self, now: float) -> None:
         for number, watch in list(self._storms.items()):
@@ -140,16 +134,13 @@ class Guard:
         """Users that go offline now count if their deadline is above this one."""
         return max(self._watch(gateway).released, now - self._rules.revolution)
 
-    def judged(
-        self, gateway: GatewayState, users: int, counted: int, now: float
-    ) -> None:
+    def judged(self, gateway: GatewayState, counted: int, now: float) -> None:
         """Count users of a gateway that went offline by silence, or with the gateway.
 
-        *counted* of them had a deadline above `counted_above`.
+        Their deadlines were above `counted_above`.
         """
-        watch = self._watch(gateway)
-        watch.ended_in_storm += users
         if counted:
+            watch = self._watch(gateway)
             self._count(watch, now)
             watch.offlines[self._piece(now)] += counted
 
@@ -183,7 +174,7 @@ class Guard:
             Storm(
                 watch.gateway.name,
                 self._wheel.due(number),
-                max(0.0, (watch.ends_at or now) - now),
+                round(max(0.0, (watch.ends_at or now) - now), 3),
             )
             for number, watch in self._storms.items()
         ]
@@ -235,7 +226,6 @@ class Guard:
         due, users = self._came_due(watch, now)
         watch.ends_at = first + self._rules.hold
         watch.held_above = limit
-        watch.seen_due, watch.ended_in_storm = self._wheel.due(watch.gateway.number), 0
         self._storms[watch.gateway.number] = watch
         self.begun += 1
         self._note(
@@ -251,14 +241,8 @@ class Guard:
         del self._storms[watch.gateway.number]
         watch.ends_at, watch.released = None, now
         watch.offlines.clear()
-        others = watch.ended_in_storm + self._wheel.due(watch.gateway.number)
-        self._note(
-            "storm is over",
-            gateway=watch.gateway.name,
-            why=why,
-            saved=watch.seen_due - others,
-            others=others,
-        )
+        due, name = self._wheel.due(watch.gateway.number), watch.gateway.name
+        self._note("storm is over", gateway=name, why=why, due=due)
 
 
 def _limited(cleared: Clearance, limit: float, is_storm: bool) -> Clearance:

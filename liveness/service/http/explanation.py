@@ -10,9 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from liveness.core.records import (
     GATEWAY_LOST,
-    LOGIN,
     LOGOUT,
-    MOVED,
     OFFLINE,
     SILENCE,
     LogPosition,
@@ -34,15 +32,13 @@ class Known(NamedTuple):
     """Everything known about a user.
 
     `status` is None if this uid has no session.
-    `records` are its newest, newest first. `opening` is the record that began its session;
-    None: not found. `back_to` is where the search of the log ended; None: it had all of it,
+    `records` are its newest, newest first. `back_to` is where the search of the log ended; None: it had all of it,
     from `oldest` on (None: the log is empty). `devices` are those of its user, at most
     `DEVICES`; None: devices are not counted.
     """
 
     status: UserStatus | None
     records: Sequence[Record]
-    opening: Record | None
     back_to: LogPosition | None
     oldest: LogPosition | None
     devices: "UserDevices | None" = None
@@ -128,16 +124,15 @@ def sentence(known: Known, *, now_ms: int) -> str:
     if devices and _is_user_online(devices) and (devices.online > 1 or not status):
         parts = _devices(devices, now_ms)
     elif status is not None:
-        parts = _online(status, known.opening, now_ms)
+        parts = _online(status, now_ms)
     elif newest is None:
         parts = [_nothing(known, now_ms)]
     elif newest.kind != OFFLINE:
         # Its offline is not durable yet, or was lost with the end of the log.
         parts = ["offline; the reason is not on disk yet: ask again"]
-        parts.append(_began(newest, now_ms))
     else:
-        parts = _offline(newest, known.opening, now_ms)
-    return "; ".join(filter(None, parts))
+        parts = _offline(newest, now_ms)
+    return "; ".join(parts)
 
 
 def _lasting(seconds: float) -> str:
@@ -149,7 +144,7 @@ def _ago(at_ms: int, now_ms: int) -> str:
     return f"{_lasting(max(0, now_ms - at_ms) / 1000)} ago"
 
 
-def _online(user: UserStatus, opening: Record | None, now_ms: int) -> list[str]:
+def _online(user: UserStatus, now_ms: int) -> list[str]:
     gateway = escaped(user.gateway)
     through = f"online through {gateway}"
     parts = [through if user.conn is None else f"{through} (connection {user.conn})"]
@@ -166,8 +161,7 @@ def _online(user: UserStatus, opening: Record | None, now_ms: int) -> list[str]:
         parts.append(f"offline in {_lasting(user.fires_in)} unless it is heard")
     if user.absence is not None and user.held != user.absence:
         parts.append(f"{gateway} {_ABSENCE[user.absence]}")
-    connected = f"connected {local_moment(user.since, now_ms)}"
-    parts.append(_began(opening, now_ms) or connected)
+    parts.append(f"connected {local_moment(user.since, now_ms)}")
     return parts
 
 
@@ -187,11 +181,11 @@ def _devices(devices: UserDevices, now_ms: int) -> list[str]:
     return parts
 
 
-def _offline(end: Record, opening: Record | None, now_ms: int) -> list[str]:
+def _offline(end: Record, now_ms: int) -> list[str]:
     gateway, when = escaped(end.gateway), f"offline at {local_moment(end.at, now_ms)}"
     silence = f"{_lasting(end.silence or 0.0)} of silence"
     if end.reason == LOGOUT:
-        return [f"{when} by a logout through {gateway}", _began(opening, now_ms)]
+        return [f"{when} by a logout through {gateway}"]
     if end.reason == GATEWAY_LOST:
         when += f" with its gateway {gateway}, which was lost, after {silence}"
     else:
@@ -202,20 +196,7 @@ def _offline(end: Record, opening: Record | None, now_ms: int) -> list[str]:
     else:
         seen = local_moment(end.seen, now_ms)
         heard = f"last heard: {end.last} at {seen} through {gateway}"
-    return [when, heard, _began(opening, now_ms)]
-
-
-def _began(opening: Record | None, now_ms: int) -> str:
-    """How a session began; "" if its record is missing."""
-    if opening is None:
-        return ""
-    when = local_moment(opening.at, now_ms)
-    if opening.kind == MOVED:
-        moved = f"moved from {escaped(opening.from_gateway or '')} at {when}"
-        return f"{moved}, by a login through {escaped(opening.gateway)}"
-    if opening.reason == LOGIN:
-        return f"logged in {when}"
-    return f"online since {when}, by a {opening.reason} without a login"
+    return [when, heard]
 
 
 def _nothing(known: Known, now_ms: int) -> str:

@@ -120,7 +120,7 @@ class Summaries:
             hand_lag_s=self._engine.hand_lag,
             unattended_s=parts.attended.unattended,
             held=firing.held(parts.attended.now),
-            storms=0 if firing.guard is None else firing.guard.begun,
+            storms=firing.guard.begun,
             links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
             unread={"memory": parts.unread.memory, "disk": self._spools.bytes},
             unfinished_bytes=registry.unfinished.bytes,
@@ -232,16 +232,8 @@ class Summaries:
         }
 
     def _storms(self) -> list[dict[str, Any]]:
-        guard = self._parts.firing.guard
-        storms = [] if guard is None else guard.storms(self._parts.attended.now)
-        return [
-            {
-                "gateway": storm.gateway,
-                "users": storm.users,
-                "left_s": round(storm.left, 3),
-            }
-            for storm in storms
-        ]
+        storms = self._parts.firing.guard.storms(self._parts.attended.now)
+        return [storm._asdict() for storm in storms]
 
     def _stalled(self) -> list[dict[str, Any]]:
         """The readers that take no more records, those stalled longest first."""

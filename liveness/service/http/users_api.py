@@ -138,32 +138,19 @@ class UsersApi:
         uid = uid_of_path(request)
         query = api.query_of(request, "limit")
         limit = api.number_in(query, "limit", RECORDS, MAX_RECORDS)
-        status = self._engine.status_of(uid)
-        session = None if status is None else status.session
+        search = partial(
+            self._log_reader.newest_of, uid, limit=limit, within_s=SEARCH_S
+        )
         try:
-            found, opening = await in_thread(
-                partial(
-                    self._log_reader.newest_with_opening,
-                    uid,
-                    session,
-                    limit=limit,
-                    within_s=SEARCH_S,
-                ),
-                limiter=readers,
-            )
+            found = await in_thread(search, limiter=readers)
         except sqlite3.Error as error:
             message = (
                 f"the log cannot be read ({error}); repair the disk, and ask again"
             )
             raise api.ApiError(503, message) from error
-        # Read it again: the session may have ended or begun while the log was read.
-        status = self._engine.status_of(uid)
-        if status is not None and status.session != session:
-            opening = None
         known = Known(
-            status,
+            self._engine.status_of(uid),
             found.records,
-            opening,
             found.back_to,
             found.oldest,
             self._devices_of(uid),

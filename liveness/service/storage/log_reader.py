@@ -174,25 +174,6 @@ class LogReader:
         for records, _ in self._chunks(query, is_back=False):
             yield from records
 
-    def record(self, seq: int) -> Logged | None:
-        """One record; None if it was trimmed, is damaged, or is not there yet."""
-        pages = self._read(lambda db: [*log_pages.pages(db, after=seq - 1, until=seq)])
-        records = (record for page in pages for record in records_in(page))
-        return next((record for record in records if record.seq == seq), None)
-
-    def newest_with_opening(
-        self, uid: Uid, session: int | None, *, limit: int, within_s: float = inf
-    ) -> tuple[SearchResult, Record | None]:
-        """The result of `newest_of`, and the first record of *session*, if it is kept.
-
-        If *session* is None, that of the newest record is taken.
-        """
-        result = self.newest_of(uid, limit=limit, within_s=within_s)
-        if session is None and result.records:
-            session = result.records[0].session
-        opening = None if session is None else self.record(session)
-        return result, opening if isinstance(opening, Record) else None
-
     def online(self, uid: Uid) -> OnlineRow | None:
         """The open session of a user, as of the last commit; its start as wall time."""
         query = "select * from online where cast(uid as text) = ?"

@@ -474,7 +474,7 @@ def test_the_status_of_a_user_that_is_due_says_what_it_waits_for(scene: Scene) -
 
     assert status() == (False, 0.5, None, None)
     scene.pass_time(0.51)
-    scene.firing.advance(scene.now, ALL)
+    scene.presence.wheel.advance(scene.now, ALL)
     assert status() == (True, 0.0, "unread", None)
     scene.pass_time(5.0)
     assert status() == (True, 0.0, "mute", "mute")

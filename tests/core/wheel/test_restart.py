@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import EVENTS, Instant, OnlineFields, Uid
+from liveness.core.records import Instant, OnlineFields, Uid
 from liveness.core.wheel.restart import Clocks, SessionRestorer, no_clocks
 from liveness.core.wheel.table import Entry
 from liveness.core.wheel.wheel import Wheel
@@ -155,29 +155,3 @@ def test_a_damaged_row_is_refused(
 def test_a_session_that_comes_twice_is_refused(wheel_class: type[Wheel]) -> None:
     with pytest.raises(ValueError, match="session 7 makes no sense"):
         Restored(wheel_class, [SOUND, (*SOUND[:1], "bob", *SOUND[2:])], no_clocks())
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *[("timeouts", value) for value in (0.0, -1.0, 86_401.0, INF, NAN)],
-        *[("remaining", value) for value in (-0.1, 2e5, INF, -INF, NAN)],
-        *[("silences", value) for value in (1e300, -1e300, INF, -INF, NAN)],
-        *[("events", value) for value in (-1, len(EVENTS), 127, -128)],
-    ],
-)
-def test_clocks_that_no_stop_writes_are_refused(
-    wheel_class: type[Wheel], column: str, value: float
-) -> None:
-    fives = array("d", [5, 5])
-    clocks = Clocks(array("q", [7, 8]), fives, fives[:], fives[:], array("b", [3, 3]))
-    Restored(wheel_class, [SOUND], clocks)
-    getattr(clocks, column)[1] = value
-    with pytest.raises(ValueError, match="that no stop writes"):
-        Restored(wheel_class, [SOUND], clocks)
-
-
-def test_clocks_of_different_lengths_are_refused(wheel_class: type[Wheel]) -> None:
-    clocks = no_clocks()._replace(sessions=array("q", [1]))
-    with pytest.raises(ValueError, match="different lengths"):
-        Restored(wheel_class, [SOUND], clocks)

@@ -222,11 +222,8 @@ def test_a_search_ends_in_time_and_says_how_far_back_it_went(
     assert look.back_to.at >= look.back_to.seq * EVERY_MS
 
 
-def test_a_record_is_found_by_its_seq(folder: Path) -> None:
+def test_the_newest_seq_is_found(folder: Path) -> None:
     with open_log(folder) as book:
-        for seq in (1, 2, 3, 502, 503, 1_700, len(RECORDS)):
-            assert book.record(seq) == RECORDS[seq - 1]
-        assert book.record(len(RECORDS) + 1) is None
         assert book.newest() == LogPosition(len(RECORDS), len(RECORDS) * EVERY_MS)
         assert book.online("7") is None
 
@@ -236,7 +233,7 @@ def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
     with open_log(tmp_path) as book:
         assert book.newest_of("u", limit=1) == SearchResult([], None, None)
         assert [*book.records(RecordFilter())] == []
-        assert (book.newest(), book.record(1)) == (None, None)
+        assert book.newest() is None
 
 
 # --- a damaged log ------------------------------------------------------------------------
@@ -309,8 +306,6 @@ def test_records_around_damage_are_found_and_damage_is_named(
     with open_log(tmp_path) as book:
         newest = [record for record in reversed(records) if record.uid in (7, "7")]
         assert book.newest_of(7, limit=5_000).records == newest
-        assert book.record(gaps[0][0]) is None
-        assert book.record(records[-1].seq) == records[-1]
 
 
 # --- beside the sidecar ---------------------------------------------------------------
@@ -341,7 +336,8 @@ def test_a_command_reads_what_a_sidecar_has_just_committed(store: LogStore) -> N
     with open_log(store.folder) as book:
         for record in RECORDS[:3]:
             store.write(Batch(batch_of([record])))
-            assert book.record(record.seq) == record
+            newest = book.newest()
+            assert newest == LogPosition(record.seq, record.at)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
