@@ -90,13 +90,6 @@ def zeros(labels: Iterable[Label]) -> Counter[Label]:
     return Counter(dict.fromkeys(labels, 0))
 
 
-def with_zeros(
-    labels: Iterable[Label], counted: Mapping[Label, int]
-) -> dict[Label, int]:
-    """What was counted, and 0 for every other of these labels."""
-    return {**dict.fromkeys(labels, 0), **counted}
-
-
 def families_of(table: type, *labels: str) -> dict[str, Family]:
     """The families of a table by field, in order; *labels* are those of all of them."""
     return {

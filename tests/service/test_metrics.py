@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from liveness.cluster.nodes import Kind
 from liveness.metrics.collector import MOST_GATEWAYS, Collector
 from liveness.metrics.counts import COMMIT_S, LATENESS_S, LATENESS_STAGES, Counts
-from liveness.metrics.families import Histogram, with_zeros
+from liveness.metrics.families import Histogram, zeros
 from liveness.metrics.now import (
     CLUSTER_CALLS,
     CLUSTER_ERRORS,
@@ -35,17 +35,17 @@ CLUSTER = ClusterNow(
     is_up=True,
     lag_records=3,
     lag_s=0.25,
-    partitions=with_zeros(PARTITION_MODES, {"following": 16}),
+    partitions={**zeros(PARTITION_MODES), "following": 16},
     lease_age_s=1.5,
     lease_s=30.0,
     users=70,
-    calls=with_zeros(CLUSTER_CALLS, {("apply", "ok"): 90}),
-    errors=with_zeros(CLUSTER_ERRORS, {"timeout": 2}),
+    calls={**zeros(CLUSTER_CALLS), ("apply", "ok"): 90},
+    errors={**zeros(CLUSTER_ERRORS), "timeout": 2},
     lists=4,
     audit_mismatches=0,
     fences=5,
     sessions_reaped=60,
-    questions=with_zeros(CLUSTER_QUESTIONS, {"answered": 8}),
+    questions={**zeros(CLUSTER_QUESTIONS), "answered": 8},
 )
 OUTLET = OutletNow(
     outlet="webhooks.mail",

@@ -26,9 +26,8 @@ from liveness.core.wire.frames import (
     conns_of,
     parse_ack,
     parse_after,
+    parse_answer,
     parse_cancel,
-    parse_done,
-    parse_fail,
     parse_hello,
     parse_login,
     parse_logout,
@@ -230,10 +229,8 @@ class Conversation:
                 return parse_after(frame, self.n)
             case "cancel":
                 return parse_cancel(frame)
-            case "done":
-                return parse_done(frame)
-            case "fail":
-                return parse_fail(frame)
+            case "done" | "fail":
+                return parse_answer(frame)
             case "ack" if self.hello.ack:
                 return parse_ack(frame, self.n)
             case "ack":

@@ -234,7 +234,6 @@ class Guard:
             due=due,
             users=users,
             hold_s=round(watch.ends_at - now, 1),
-            todo="wait, or `liveness guard release`",
         )
 
     def _end(self, watch: _Watch, why: str, now: float) -> None:

@@ -208,30 +208,22 @@ def parse_cancel(frame: Frame) -> Cancel:
     return Cancel(_key(key), None)
 
 
-def parse_done(frame: Frame) -> Answer:
-    if len(frame) < 2:
-        raise WireError(Code.BAD_FRAME, 'done takes the key of a timer: ["done", key]')
-    key, options = _key(frame[1]), options_of(frame, 3)
-    message = frame[2] if len(frame) > 2 else None
-    return Answer(
-        key,
-        True,
-        None if message is None else _text("message", message),
-        False,
-        _answered_seq(options),
-    )
-
-
-def parse_fail(frame: Frame) -> Answer:
-    if len(frame) < 3:
+def parse_answer(frame: Frame) -> Answer:
+    """Check a done, or a fail, which must have a message."""
+    is_done = frame[0] == "done"
+    if len(frame) < (2 if is_done else 3):
         raise WireError(
             Code.BAD_FRAME,
-            'fail takes the key of a timer and why: ["fail", key, message]',
+            'done takes the key of a timer: ["done", key]'
+            if is_done
+            else 'fail takes the key of a timer and why: ["fail", key, message]',
         )
     key, options = _key(frame[1]), options_of(frame, 3)
-    message = _text("message", frame[2])
-    final = _flag(options, "final", Code.BAD_OPTION)
-    return Answer(key, False, message, final, _answered_seq(options))
+    message = frame[2] if len(frame) > 2 else None
+    if not is_done or message is not None:
+        message = _text("message", message)
+    final = not is_done and _flag(options, "final", Code.BAD_OPTION)
+    return Answer(key, is_done, message, final, _answered_seq(options))
 
 
 def _key(value: object, what: str = "key") -> str:

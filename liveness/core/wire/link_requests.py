@@ -190,14 +190,9 @@ class Refusal:
             "fatal": self.fatal,
             "n": self.n,
         }
-        if self.frame is not None:
-            shown["frame"] = self.frame
-        if self.index is not None:
-            shown["index"] = self.index
-        if self.key is not None:
-            shown["key"] = self.key
-        if self.pid is not None:
-            shown["pid"] = self.pid
+        for name in ("frame", "index", "key", "pid"):
+            if (value := getattr(self, name)) is not None:
+                shown[name] = value
         return ["error", shown]
 
 

@@ -16,6 +16,7 @@ from liveness.core.records import (
     LogPosition,
     Record,
     Uid,
+    identity,
 )
 from liveness.core.sessions.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
 from liveness.core.sessions.firing import UserStatus
@@ -31,30 +32,29 @@ READ_AS_SECONDS: Final = 120.0
 class Known(NamedTuple):
     """Everything known about a user.
 
-    `status` is None if this uid has no session.
-    `records` are its newest, newest first. `back_to` is where the search of the log ended; None: it had all of it,
-    from `oldest` on (None: the log is empty). `devices` are those of its user, at most
-    `DEVICES`; None: devices are not counted.
+    `status` is None if this uid has no session. `records` are its newest, newest first.
+    `back_to` is where the search of the log ended; None: it had all of it, from `oldest`
+    on (None: the log is empty). `user` is None if devices are not counted; `devices` are
+    those of it, at most `DEVICES`, in the order of their logins.
     """
 
+    uid: Uid
     status: UserStatus | None
     records: Sequence[Record]
     back_to: LogPosition | None
     oldest: LogPosition | None
-    devices: "UserDevices | None" = None
+    user: Uid | None = None
+    devices: Mapping[Uid, UserStatus] = {}
 
+    @property
+    def devices_online(self) -> int:
+        return next((status.devices for status in self.devices.values()), 0)
 
-class UserDevices(NamedTuple):
-    """A user's devices online, in the order of their logins.
-
-    `is_asked`: the question names the user itself, not a device. `online` is their number;
-    `shown` are some of them.
-    """
-
-    user: Uid
-    is_asked: bool
-    online: int
-    shown: Mapping[Uid, UserStatus]
+    @property
+    def is_user_online(self) -> bool:
+        """Whether the uid is that of a user, and not of a device, who has devices online."""
+        is_asked = self.user is not None and identity(self.user) == identity(self.uid)
+        return is_asked and bool(self.devices)
 
 
 _HELD: Final = {
@@ -70,35 +70,30 @@ _ABSENCE: Final = {AWAY: "is not connected", MUTE: "sends nothing at all"}
 _UNHEARD: Final = "not heard since the sidecar restarted"
 
 
-def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
+def answer(known: Known, *, now_ms: int) -> dict[str, Any]:
     """Everything known about a user, for JSON; `told` is the sentence.
 
     If devices are counted, `devices` has those of the user, each in the form of a user
     without records; a user with devices has no session under its own name.
     """
-    devices = known.devices
     shown = {
-        **json_ready({"uid": uid}),
-        "online": known.status is not None or _is_user_online(devices),
+        **json_ready({"uid": known.uid}),
+        "online": known.status is not None or known.is_user_online,
         **_session(known.status),
         "records": [json_ready(record.as_map()) for record in known.records],
         "looked_back_to": known.back_to and known.back_to._asdict(),
         "told": sentence(known, now_ms=now_ms),
     }
-    if devices is not None:
+    if known.user is not None:
         shown |= {
-            **json_ready({"user": devices.user}),
-            "devices_online": devices.online,
+            **json_ready({"user": known.user}),
+            "devices_online": known.devices_online,
             "devices": [
                 {**json_ready({"uid": device}), **_session(status)}
-                for device, status in devices.shown.items()
+                for device, status in known.devices.items()
             ],
         }
     return shown
-
-
-def _is_user_online(devices: UserDevices | None) -> bool:
-    return devices is not None and devices.is_asked and devices.online > 0
 
 
 def _session(status: UserStatus | None) -> dict[str, Any]:
@@ -119,10 +114,9 @@ def sentence(known: Known, *, now_ms: int) -> str:
     """Return the explanation, without control characters."""
     status = known.status
     newest = known.records[0] if known.records else None
-    devices = known.devices
     # One device alone may have the user's name.
-    if devices and _is_user_online(devices) and (devices.online > 1 or not status):
-        parts = _devices(devices, now_ms)
+    if known.is_user_online and (known.devices_online > 1 or not status):
+        parts = _devices(known, now_ms)
     elif status is not None:
         parts = _online(status, now_ms)
     elif newest is None:
@@ -165,10 +159,11 @@ def _online(user: UserStatus, now_ms: int) -> list[str]:
     return parts
 
 
-def _devices(devices: UserDevices, now_ms: int) -> list[str]:
+def _devices(known: Known, now_ms: int) -> list[str]:
     """A user's devices, the latest login first."""
-    parts = [f"online with {devices.online} device{'' if devices.online == 1 else 's'}"]
-    newest = [*devices.shown.items()][::-1][:DEVICES_IN_SENTENCE]
+    online = known.devices_online
+    parts = [f"online with {online} device{'' if online == 1 else 's'}"]
+    newest = [*known.devices.items()][::-1][:DEVICES_IN_SENTENCE]
     for device, status in newest:
         part = f"{escaped(uid_text(device))} through {escaped(status.gateway)}"
         if status.last and status.seen:
@@ -176,8 +171,8 @@ def _devices(devices: UserDevices, now_ms: int) -> list[str]:
         if status.held is not None:
             part += f", {_HELD[status.held].format(gateway=escaped(status.gateway))}"
         parts.append(part)
-    if devices.online > len(newest):
-        parts.append(f"and {devices.online - len(newest)} more")
+    if online > len(newest):
+        parts.append(f"and {online - len(newest)} more")
     return parts
 
 

@@ -45,7 +45,6 @@ from liveness.service.http.explanation import (
     DEVICES,
     RECORDS,
     Known,
-    UserDevices,
     answer,
 )
 from liveness.service.storage import online_list
@@ -148,32 +147,22 @@ class UsersApi:
                 f"the log cannot be read ({error}); repair the disk, and ask again"
             )
             raise api.ApiError(503, message) from error
+        status_of, user = self._engine.status_of, self._presence.user_of(uid)
+        devices = [] if user is None else self._presence.wheel.devices_of(user, DEVICES)
         known = Known(
-            self._engine.status_of(uid),
+            uid,
+            status_of(uid),
             found.records,
             found.back_to,
             found.oldest,
-            self._devices_of(uid),
+            user,
+            {device: status for device in devices if (status := status_of(device))},
         )
-        page = answer(uid, known, now_ms=self._engine.clock.wall_ms())
+        page = answer(known, now_ms=self._engine.clock.wall_ms())
         for shown in (page, *page.get("devices", ())):
             if (shown["session"] or 0) > self._log_writer.durable_seq:
                 shown["session"] = None  # after a crash another record may get this seq
         return JSONResponse(page)
-
-    def _devices_of(self, uid: Uid) -> UserDevices | None:
-        """The devices of a uid's user; None if they are not counted."""
-        presence = self._presence
-        user = presence.user_of(uid)
-        if user is None:
-            return None
-        shown = {
-            device: status
-            for device in presence.wheel.devices_of(user, DEVICES)
-            if (status := self._engine.status_of(device)) is not None
-        }
-        online = next((status.devices for status in shown.values()), 0)
-        return UserDevices(user, identity(user) == identity(uid), online, shown)
 
     async def _list(self, request: Request) -> Response:
         api.query_of(request)

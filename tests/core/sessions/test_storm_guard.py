@@ -36,8 +36,7 @@ def guard_of(scene: Scene) -> Guard:
 
 def news(scene: Scene) -> list[dict[str, Any]]:
     """The fields of the lines about storms."""
-    lines = guard_of(scene).take()
-    return [{k: v for k, v in line.fields.items() if k != "todo"} for line in lines]
+    return [line.fields for line in guard_of(scene).take()]
 
 
 def begun(gateway: str, due: int, users: int, hold_s: float) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from liveness.core.sessions.clearance import (
 from liveness.core.sessions.firing import UserStatus
 from liveness.service.http.explanation import (
     Known,
-    UserDevices,
     sentence,
 )
 
@@ -66,7 +65,7 @@ ONLINE = UserStatus(
     absence=None,
 )
 DUE = replace(ONLINE, slot=None, fires_in=0.0, seen=ms("14:02:49"))
-EMPTY = Known(None, [], None, None)
+EMPTY = Known("eve", None, [], None, None)
 
 
 def ended(record: Record) -> str:
@@ -150,21 +149,20 @@ def test_an_absent_gateway_is_told_before_its_users_are_due(
 
 
 def test_a_user_is_online_with_devices_of_which_the_newest_are_named() -> None:
+    first = replace(ONLINE, devices=7)
     unheard = replace(ONLINE, gateway="gw-1", last=None, seen=None)
-    shown: dict[str | int, UserStatus] = {f"eve/{n}": ONLINE for n in range(5)}
+    shown: dict[str | int, UserStatus] = {f"eve/{n}": first for n in range(5)}
     shown |= {"eve/8": replace(DUE, held=AWAY), "eve/9": unheard}
-    of_user = EMPTY._replace(devices=UserDevices("eve", True, 7, shown))
+    of_user = EMPTY._replace(user="eve", devices=shown)
     assert sentence(of_user, now_ms=NOW) == (
         "online with 7 devices; eve/9 through gw-1; eve/8 through gw-2, last heard 31.0 s "
         "ago, held: gw-2 is not connected, and gets time to come back; "
         "eve/4 through gw-2, last heard 12.5 s ago; eve/3 through gw-2, last heard 12.5 s "
         "ago; eve/2 through gw-2, last heard 12.5 s ago; and 2 more"
     )
-    none = EMPTY._replace(devices=UserDevices("eve", True, 0, {}))
+    none = EMPTY._replace(user="eve")
     assert sentence(none, now_ms=NOW) == "never heard of: the log is empty"
-    of_device = of_user._replace(
-        devices=UserDevices("eve", False, 7, shown), status=ONLINE
-    )
+    of_device = of_user._replace(uid="eve/0", status=ONLINE)
     assert sentence(of_device, now_ms=NOW) == online(ONLINE)
 
 

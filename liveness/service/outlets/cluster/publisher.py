@@ -21,7 +21,7 @@ from liveness.cluster.questions import ClusterQuestions
 from liveness.config.settings import Config
 from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
-from liveness.metrics.families import with_zeros
+from liveness.metrics.families import zeros
 from liveness.metrics.now import (
     CLUSTER_CALLS,
     CLUSTER_ERRORS,
@@ -306,7 +306,6 @@ class Publisher:
         if state != self._shown[0]:
             self._shown = state, self._clock.state_ms()
         modes = Counter(part.mode.name.lower() for part in host.partitions)
-        calls = with_zeros(CLUSTER_CALLS, identity.calls)
         return ClusterNow(
             host=identity.name,
             state=state,
@@ -315,17 +314,17 @@ class Publisher:
             is_up=self.redis.error is None,
             lag_records=self._lag_records,
             lag_s=max(map(self._lag_s_of, host.partitions)),
-            partitions=with_zeros(PARTITION_MODES, modes),
+            partitions={**zeros(PARTITION_MODES), **modes},
             lease_age_s=self._lease_age_s,
             lease_s=identity.lease_s,
             users=host.users,
-            calls=calls,
-            errors=with_zeros(CLUSTER_ERRORS, identity.errors),
-            lists=calls["begin", "reset"],
+            calls={**zeros(CLUSTER_CALLS), **identity.calls},
+            errors={**zeros(CLUSTER_ERRORS), **identity.errors},
+            lists=identity.calls["begin", "reset"],
             audit_mismatches=identity.audit_mismatches,
-            fences=calls["fence", "ok"],
+            fences=identity.calls["fence", "ok"],
             sessions_reaped=identity.sessions_reaped,
-            questions=with_zeros(CLUSTER_QUESTIONS, self.questions.answers),
+            questions={**zeros(CLUSTER_QUESTIONS), **self.questions.answers},
         )
 
     async def _log_changes(self) -> None:
