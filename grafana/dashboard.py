@@ -53,6 +53,7 @@ OFFLINE: Final = "liveness_offline_lateness_seconds"
 DECIDED: Final = f'{HERE},stage="decided"'
 WIDTH: Final = 24  # columns of the grid
 PROMISE_S: Final = 0.05  # decided, p99: the second promise
+LISTED: Final = f'{HERE},function="begin",answer="reset"'
 CHANGING: Final = f'{HERE},function!~"beat|look"'
 COMMIT: Final = "liveness_log_commit_seconds"
 TIMER: Final = "liveness_timer_lateness_seconds"
@@ -574,7 +575,7 @@ def cluster() -> list[Panel]:
                 "Redis lost them, or the host was taken for lost. mismatches: Redis had "
                 "other sessions than the log, which must not be: see "
                 "LivenessClusterAuditMismatch.",
-                query(increase("instance", "liveness_cluster_lists_total")),
+                query(increase("instance", "liveness_cluster_calls_total", LISTED)),
                 query(
                     increase("instance", "liveness_cluster_audit_mismatches_total"),
                     "{{instance}} mismatches",

@@ -85,10 +85,6 @@ class ClusterNow:
     errors: Values = counter(  # by CLUSTER_ERRORS
         "liveness_cluster_errors", "Calls to Redis that failed.", "kind"
     )
-    lists: int = counter(
-        "liveness_cluster_lists",
-        "Times that a partition began to list all sessions of this host anew.",
-    )
     audit_mismatches: int = counter(
         "liveness_cluster_audit_mismatches",
         "Times that Redis had other users than hosts had brought. Must stay 0.",

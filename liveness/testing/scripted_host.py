@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from operator import itemgetter
 from selectors import EVENT_READ
 from socket import AF_UNIX
@@ -157,7 +156,7 @@ class ScriptedHost:
                 for at in theirs
             ]  # fmt: skip
         age = self.mono - self._scripted_time(now - login.age)
-        return replace(login, age=age, began=began)
+        return login._replace(age=age, began=began)
 
     def pass_time(self, seconds: float) -> None:
         """Fire everything that comes due within *seconds*, each at its moment."""

@@ -84,8 +84,7 @@ class ListedActivity(ActivityBatch):
         return n + 1 + position - (start + length), 0
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
+class Login(NamedTuple):
     """Users logged in on these connections, `age` seconds ago.
 
     `began` is when each connection began, in seconds of the sender's CLOCK_MONOTONIC;
@@ -99,16 +98,14 @@ class Login:
     began: Sequence[float | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Logout:
+class Logout(NamedTuple):
     """These connections ended in an orderly way."""
 
     uids: Sequence[Uid]
     conns: Sequence[int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """The link has received every record up to `seq`.
 
     It has processed those up to `cursor`; None: all of them.
@@ -119,15 +116,13 @@ class Ack:
     cursor: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(NamedTuple):
     """Answer this once all earlier frames are applied and on disk."""
 
     payload: object
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(NamedTuple):
     """Which of these users are online, and through which gateway? `cluster`: on any host."""
 
     uids: Sequence[Uid]

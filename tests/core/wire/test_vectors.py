@@ -149,7 +149,7 @@ def meaning(request: link_requests.Request) -> dict[str, Any]:
             kinds = [kind for kind in records.KINDS if kind in request.kinds]
             return {"frame": "hello", **asdict(request), "kinds": kinds}
         case link_requests.Login() | link_requests.Logout() | link_requests.Where():
-            return {"frame": type(request).__name__.lower(), **asdict(request)}
+            return {"frame": type(request).__name__.lower(), **request._asdict()}
         case link_requests.Ack():
             return {"frame": "ack", "seq": request.seq, "cursor": request.cursor}
         case link_requests.Ping():

@@ -320,7 +320,6 @@ class Publisher:
             users=host.users,
             calls={**zeros(CLUSTER_CALLS), **identity.calls},
             errors={**zeros(CLUSTER_ERRORS), **identity.errors},
-            lists=identity.calls["begin", "reset"],
             audit_mismatches=identity.audit_mismatches,
             fences=identity.calls["fence", "ok"],
             sessions_reaped=identity.sessions_reaped,
