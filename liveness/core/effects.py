@@ -69,8 +69,7 @@ class LogLine(NamedTuple):
     level: Literal["info", "warning", "error"]
     message: str
     fields: dict[str, object]
-    key: object = None  # with the same one it is logged once every `every_s`
-    every_s: float = 0.0
+    key: object = None  # with the same one it is logged once in ten seconds
 
 
 Effect: TypeAlias = (

@@ -71,7 +71,7 @@ class World(Shell):
         queued = [link.outbox._reply_bytes for link in self.open_links()]
         assert self.parts.unread.memory == sum(queued)
         assert all(size >= 0 for size in queued)
-        assert registry.unfinished.bytes == sum(
+        assert registry.unfinished_bytes == sum(
             link.conversation.unfinished_bytes for link in self.open_links()
         )
         for key, row in self.cursors.items():

@@ -22,8 +22,6 @@ FIRE_PER_TURN: Final = 1_000
 # the disk. A mass offline of one gateway then does not hold up the few of another, which
 # come first in an equal share.
 FIRE_WHILE_THROTTLED: Final = 50
-# A lasting condition is reported again this often.
-REPEAT_REPORT_S: Final = 60.0
 
 
 class BackPressure:
@@ -134,7 +132,6 @@ class BackPressure:
                         "disk: have it send fewer (timers.max_pending)",
                         fields,
                         key=gateway.name,
-                        every_s=REPEAT_REPORT_S,
                     )
                 )
         self.held_back = held_back

@@ -46,30 +46,3 @@ class Link:
     @property
     def name(self) -> str | None:
         return None if self.hello is None else self.hello.name
-
-
-class PartialFrames:
-    """Limits the incomplete frames of all links; the link with the oldest one ends first.
-
-    A working link completes its frame within milliseconds, so the oldest frame is soon that
-    of a link that sends byte by byte. *most_bytes* is at least the size of one frame.
-    """
-
-    def __init__(self, *, most_bytes: int) -> None:
-        self.bytes = 0
-        self.most_bytes = most_bytes
-        # By link, oldest first: the complete frames before it, and its bytes.
-        self._frames: dict[Link, tuple[int, int]] = {}
-
-    def update(self, link: Link) -> None:
-        frames, size = link.conversation.n, link.conversation.unfinished_bytes
-        frames_before, counted = self._frames.get(link, (frames, 0))
-        self.bytes += size - counted
-        if not size or frames != frames_before:
-            self._frames.pop(link, None)
-        if size:
-            self._frames[link] = frames, size
-
-    def excess(self) -> Link | None:
-        """The link with the oldest incomplete frame, if there are too many bytes."""
-        return next(iter(self._frames)) if self.bytes > self.most_bytes else None

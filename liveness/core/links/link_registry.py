@@ -8,7 +8,7 @@ from liveness.core.access import Access
 from liveness.core.changes import Decisions
 from liveness.core.effects import Close, Effect, LogLine, LogRefusal, WakeWriter
 from liveness.core.limits import Limits
-from liveness.core.links.link import Link, PartialFrames
+from liveness.core.links.link import Link
 from liveness.core.links.link_troubles import LinkTroubles
 from liveness.core.links.outbox import Reply, UnreadReplies
 from liveness.core.records import GATEWAY
@@ -20,8 +20,6 @@ from liveness.errors import Code
 
 # If too many links have not said hello, this share of the limit stays: the newest.
 STAYING_SHARE: Final = 0.75
-# Replacements of one role and name are logged no more often.
-REPLACED_LOG_S: Final = 10.0
 
 
 class LinkCounts(Protocol):
@@ -52,7 +50,9 @@ class LinkRegistry:
     ) -> None:
         self.links: dict[int, Link] = {}  # by number
         self.named: dict[tuple[str, str], Link] = {}  # by role and name
-        self.unfinished = PartialFrames(most_bytes=limits.max_unfinished_bytes)
+        self.unfinished_bytes = 0  # of the incomplete frames of all links
+        # By link, oldest first: the complete frames before it, and its bytes.
+        self._unfinished: dict[Link, tuple[int, int]] = {}
         self.access = access
         self.troubles = LinkTroubles()
         self._pending_handshakes: dict[int, Link] = {}  # links without a hello
@@ -236,7 +236,6 @@ class LinkRegistry:
                 "link replaced",
                 fields,
                 key=("replaced", role, name),
-                every_s=REPLACED_LOG_S,
             )
         )
         refusal = older.conversation.close(
@@ -275,7 +274,7 @@ class LinkRegistry:
     def _unregister(self, link: Link) -> None:
         link.conversation.drop()
         self._pending_handshakes.pop(link.number, None)
-        self.unfinished.update(link)
+        self._note_unfinished(link)
         hello = link.hello
         if hello is None or not self.has_name(link):
             return
@@ -333,17 +332,32 @@ class LinkRegistry:
             self.overload(worst, excess)
 
     def count_partial_frame(self, link: Link) -> None:
-        """Count a link's incomplete frame; end the oldest ones if they are too large."""
-        self.unfinished.update(link)
-        while (oldest := self.unfinished.excess()) is not None:
+        """Count a link's incomplete frame; end the oldest ones if they are too large.
+
+        A working link completes its frame within milliseconds, so the oldest is soon that
+        of a link that sends byte by byte. The bound is at least the size of one frame.
+        """
+        self._note_unfinished(link)
+        most_bytes = self._limits.max_unfinished_bytes
+        while self.unfinished_bytes > most_bytes:
+            oldest = next(iter(self._unfinished))
             message = (
-                f"all links together have sent more than {self.unfinished.most_bytes} "
+                f"all links together have sent more than {most_bytes} "
                 "bytes of incomplete frames (limits.max_unfinished_bytes), and this "
                 "link's frame is the oldest; send each frame at once"
             )
             self.refuse(
                 oldest, _overloaded(oldest, "limits.max_unfinished_bytes", message)
             )
+
+    def _note_unfinished(self, link: Link) -> None:
+        frames, size = link.conversation.n, link.conversation.unfinished_bytes
+        frames_before, counted = self._unfinished.get(link, (frames, 0))
+        self.unfinished_bytes += size - counted
+        if not size or frames != frames_before:
+            self._unfinished.pop(link, None)
+        if size:
+            self._unfinished[link] = frames, size
 
     def _open_links(self) -> list[Link]:
         return [link for link in self.links.values() if link.is_open]

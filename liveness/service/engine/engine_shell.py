@@ -18,7 +18,7 @@ from liveness.service.links.link_socket import LinkSocket
 from liveness.service.timers.state_writer import StateWriter
 from liveness.service.timers.timer_loop import SkippedAttempts
 
-# The refusals of one name, code and user are logged this often.
+# Lines with one key, and refusals of one name, code and user, are logged this often.
 REFUSALS_LOG_S: Final = 10.0
 
 
@@ -43,8 +43,7 @@ class EngineShell(Shell):
         self._attended = parts.attended
         self._log_writer = log_writer
         self._skipped_attempts = skipped_attempts
-        self._clock = clock
-        self._throttles: dict[float, LogThrottle] = {}  # by interval, in seconds
+        self._log_throttled = LogThrottle(REFUSALS_LOG_S, clock=clock.mono)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -79,15 +78,15 @@ class EngineShell(Shell):
         if line.key is None:
             log(line.message, **line.fields)
         else:
-            throttle = self._throttle(line.every_s)
-            throttle(log, line.message, key=(line.area, line.key), **line.fields)
+            key = line.area, line.key
+            self._log_throttled(log, line.message, key=key, **line.fields)
 
     def _log_refusal(self, effect: LogRefusal) -> None:
         peer = self.sockets[effect.link].link.peer
         refusal, name = effect.refusal, effect.name
         if refusal.code is Code.REPLACED:
             return  # the line `link replaced` says more
-        self._throttle(REFUSALS_LOG_S)(
+        self._log_throttled(
             structlog.get_logger("link").warning,
             "link refused" if refusal.fatal else "frame refused",
             key=(name, refusal.code, peer.unix_user),
@@ -98,8 +97,3 @@ class EngineShell(Shell):
             code=refusal.code.value,
             detail=refusal.message,
         )
-
-    def _throttle(self, every_s: float) -> LogThrottle:
-        if every_s not in self._throttles:
-            self._throttles[every_s] = LogThrottle(every_s, clock=self._clock.mono)
-        return self._throttles[every_s]

@@ -123,7 +123,7 @@ class Summaries:
             storms=firing.guard.begun,
             links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
             unread={"memory": parts.unread.memory, "disk": self._spools.bytes},
-            unfinished_bytes=registry.unfinished.bytes,
+            unfinished_bytes=registry.unfinished_bytes,
             gateways=[
                 GatewayNow(
                     name=gateway.name,

@@ -6,7 +6,6 @@ from liveness.core.effects import LogLine
 from liveness.core.links.back_pressure import (
     FIRE_PER_TURN,
     FIRE_WHILE_THROTTLED,
-    REPEAT_REPORT_S,
     BackPressure,
 )
 from tests.core.server_shell import Shell
@@ -117,7 +116,7 @@ def test_a_gateway_that_is_held_back_is_named_and_read_again(shell: Shell) -> No
         assert gateway.reading_paused_at == shell.attended.now
     lines = [it for it in shell.server.effects if isinstance(it, LogLine)]
     (line,) = [it for it in lines if "timer commands wait" in it.message]
-    assert (line.key, line.every_s) == ("g", REPEAT_REPORT_S)
+    assert line.key == "g"
     assert line.fields == {"name": "g", "pending": 80}
     assert shell.counts.limits_met["timers.max_pending"] == 1
     commands(shell)

@@ -315,8 +315,8 @@ def held(rig: Rig) -> int:
     book = rig.registry
     links = book.links.values()
     held = sum(link.conversation.unfinished_bytes for link in links)
-    assert book.unfinished.bytes == held
-    return book.unfinished.bytes
+    assert book.unfinished_bytes == held
+    return book.unfinished_bytes
 
 
 @pytest.mark.rig(max_frame_bytes=8_192, max_unfinished_bytes=20_000)
