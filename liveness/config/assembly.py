@@ -16,10 +16,10 @@ from liveness.core.effects import Effect
 from liveness.core.limits import Limits
 from liveness.core.links.back_pressure import BackPressure
 from liveness.core.links.conversation import Conversation
+from liveness.core.links.handshake import SkippedRanges
 from liveness.core.links.link import Link
 from liveness.core.links.link_registry import LinkCounts, LinkRegistry
 from liveness.core.links.outbox import Outbox, UnreadReplies
-from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import Instant
 from liveness.core.server import Server, ServerParts
 from liveness.core.sessions.attended_clock import AttendedClock

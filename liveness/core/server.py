@@ -25,12 +25,11 @@ from liveness.core.effects import Effect, LogLine
 from liveness.core.limits import Limits
 from liveness.core.links.back_pressure import BackPressure
 from liveness.core.links.cluster_questions import ClusterSession, Partial
-from liveness.core.links.handshake import Handshake
+from liveness.core.links.handshake import Handshake, SkippedRanges
 from liveness.core.links.link import Link
 from liveness.core.links.link_registry import LinkCounts, LinkRegistry
 from liveness.core.links.outbox import UnreadReplies
 from liveness.core.links.requests import Requests
-from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import GATEWAY, HostReading, Instant, OnlineFields
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.firing import Firing

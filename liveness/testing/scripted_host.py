@@ -330,9 +330,8 @@ class ScriptedHost:
         """Fire timers again whose records their gateways skipped."""
         skipped = self.parts.skipped
         is_running = self.listener is not None and not self.disk.failure
-        while is_running and (gateways := skipped.gateways()):
-            gateway = gateways[0]
-            after, until = skipped.next(gateway)
+        while is_running and skipped:
+            gateway, (after, until) = next(iter(skipped.items()))
             found = [
                 (record.key, record.seq)
                 for record in self.disk.records[after or 0 : until]

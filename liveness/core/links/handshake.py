@@ -1,4 +1,11 @@
-"""Answers a hello: with the link's position in the log, and the terms in `welcome`."""
+"""Answers a hello: with the link's position in the log, and the terms in `welcome`.
+
+A gateway that says `fresh`, or whose name was forgotten, begins to read at the end of the
+log. It does not need older records of sessions, but its timers outlive its process. So the
+records that it skipped are searched for attempts of its timers, and these timers fire
+again, which does not count as another attempt. If the sidecar ends before that, such an
+attempt times out, like one without an answer.
+"""
 
 from collections import deque
 
@@ -7,9 +14,40 @@ from liveness.core.cursors import ReadPosition
 from liveness.core.disk import Disk
 from liveness.core.effects import Effect, SearchSkipped
 from liveness.core.links.link import Link
-from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import GATEWAY, Subscription
 from liveness.core.wire.link_requests import Hello
+
+
+class SkippedRanges(dict[str, tuple[int | None, int]]):
+    """By gateway, the skipped part of the log: above the first seq, up to the second.
+
+    If it skips another part before that is searched, the records between them count as
+    skipped too, although the gateway got them.
+    """
+
+    def add(self, gateway: str, *, after: int | None, until: int) -> bool:
+        """Note that a gateway skips the records above *after*, up to *until*.
+
+        *after* is None if its last record is unknown. Returns whether there are any.
+        """
+        if (after or 0) >= until:
+            return False
+        first, _ = self.get(gateway, (after, until))
+        self[gateway] = first, until
+        return True
+
+    def delivered(self, gateway: str, position: int) -> int:
+        """The seq up to which a gateway with its cursor at *position* skipped nothing."""
+        after, _ = self.get(gateway, (position, position))
+        return min(position, after or 0)
+
+    def searched(self, gateway: str, reached: int) -> None:
+        """Note that the records of a gateway were searched up to *reached*."""
+        _, until = self[gateway]
+        if reached < until:  # maybe not all of it was durable
+            self[gateway] = reached, until
+        else:
+            del self[gateway]
 
 
 class Handshake:

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 import structlog
 import trio
 
-from liveness.core.links.skipped_ranges import SkippedRanges
+from liveness.core.links.handshake import SkippedRanges
 from liveness.core.records import Instant
 from liveness.core.server import Shell
 from liveness.core.timer_states import TimerCommand
@@ -132,7 +132,7 @@ class TimerLoop:
 class SkippedAttempts:
     """Searches the timers' table for attempts whose records their gateways skipped.
 
-    What is skipped, and why, is in `core.links.skipped_ranges`.
+    What is skipped, and why, is in `core.links.handshake`.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class SkippedAttempts:
         """Search skipped ranges for ever; call *fire_again* with the attempts found."""
         while True:
             await self.wake.wait()
-            while gateways := self._ranges.gateways():
-                for gateway in gateways:
+            while self._ranges:
+                for gateway in [*self._ranges]:
                     await self._search(gateway, fire_again)
 
     async def _search(self, gateway: str, fire_again: FireAgain) -> None:
-        after, until = self._ranges.next(gateway)
+        after, until = self._ranges[gateway]
         # The attempts, and what was found of them before, may not be in the table yet.
         await self._log_writer.flushed_for(gateway)
         table = self._log_writer.timers.table

@@ -205,24 +205,6 @@ async def test_what_a_gateway_passes_over_is_read_when_the_disk_can_be(
     assert runs_of(await gateway.records(1)) == [("k", 1)]
 
 
-async def test_what_was_delivered_between_two_fresh_links_was_not_passed_over(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await leave(rig, ["after", "passed over", 1])
-    await trio.sleep(2)
-    with monkeypatch.context() as unreadable:
-        unreadable.setattr(timer_reader, "attempts", fails)
-        gateway = await rig.gateway("g", fresh=True)
-        await gateway.send(["after", "delivered", 1], ["after", "also", 3])
-        assert runs_of(await gateway.records(1)) == [("delivered", 1)]
-        gateway.close()
-        await trio.sleep(5)
-        gateway = await rig.gateway("g", fresh=True)
-    runs = runs_of(await gateway.records(2))
-    assert sorted(runs) == [("also", 1), ("passed over", 1)]
-    assert await gateway.is_told_nothing(50)
-
-
 async def test_a_timer_that_its_gateway_has_not_read_takes_no_attempt(rig: Rig) -> None:
     gateway = await rig.gateway("g")
     asked = [["after", f"k{n}", 1, {"payload": PAYLOAD}] for n in range(400)]
