@@ -84,7 +84,7 @@ class Engine:
         self.all_closed = trio.Event()  # set after `close_links`
         # Until the links that connected before this process listened are accepted.
         self.is_draining_backlog = False
-        self._sockets, self._reader = self.shell.sockets, self.shell.reader
+        self._sockets = self.shell.sockets
         self._links = 0  # how many have connected
         self._turns_at = clock.mono()  # when the next turn is due
         self._lags = WindowedMax(LAG_SHOWN_S)
@@ -137,7 +137,7 @@ class Engine:
         return socket
 
     def readable(self, socket: LinkSocket) -> None:
-        self._reader.add(socket.link)
+        self.shell.add(socket.link)
         self.turn_wanted.notify()
 
     def failed(self, socket: LinkSocket, error: Exception) -> None:
@@ -152,7 +152,7 @@ class Engine:
             hello = socket.link.hello
             if hello is not None:  # the host may have slept for long just before
                 self.log_writer.note_use((hello.role, hello.name))
-        self._reader.discard(socket.link)
+        self.shell.discard(socket.link)
         del self._sockets[socket.link.number]
         if self.accepting.cancel_called and not self._sockets:
             self.all_closed.set()
@@ -194,14 +194,14 @@ class Engine:
         if self._attended.paused_since != paused_since:
             # Bytes that arrived before the pause: they must be read before anyone goes
             # offline. Only these, since a link that floods is never read empty.
-            self._reader.note_unread()
+            self.shell.note_unread()
         return self._attended.now
 
     def _read(self, now: float) -> bool:
         """Read links and apply their requests; return whether there is more to read."""
         if not self._pressure.firing_was_throttled:
             self._reset_sessions()
-        return not self._pressure.reading_is_paused and self._reader.read_ready(now)
+        return not self._pressure.reading_is_paused and self.shell.read_ready(now)
 
     def _fire(self) -> int:
         """Fire due users and request due timers; return how many users were judged."""
@@ -248,14 +248,14 @@ class Engine:
         for gateway in [gateway for gateway in gateways if gateway.has_missed(now)]:
             link = self._registry.named.get((GATEWAY, gateway.name))
             if link is not None:
-                self._reader.read_sent(link, now)
+                self.shell.read_sent(link, now)
             gateway.count_miss(now)
 
     def _expire_handshakes(self, now: float) -> None:
         for link in self._registry.expired_handshakes(now):
             # Its hello may still be unread, as after a long turn. Only the first piece is
             # read: all that many links send behind their hellos could take seconds.
-            self._reader.read_sent(link, now, most=PIECE_BYTES)
+            self.shell.read_sent(link, now, most=PIECE_BYTES)
             with self.shell:
                 self._registry.expire_handshake(link, now)
         self.handshakes_expired.notify()
@@ -263,7 +263,7 @@ class Engine:
     def _reset_sessions(self) -> None:
         with self.shell as server:
             for link in server.reset_sessions(self.instant()):
-                self._reader.add(link)
+                self.shell.add(link)
 
     def _next_turn(
         self, mono: float, now: float, *, has_more: bool, has_fired: bool
@@ -279,9 +279,9 @@ class Engine:
             wait = min(wait, scheduler.next_due() - self.clock.state_s())
             if scheduler.has_due:
                 wait = min(wait, GATHER_S)
-            if self._reader.has_ready or self._firing.due_gateways():
+            if self.shell.has_ready or self._firing.due_gateways():
                 wait = min(wait, HELD_SLEEP_S)
-            if (self._reader.expects_more and not pressure.reading_is_paused) or (
+            if (self.shell.expects_more and not pressure.reading_is_paused) or (
                 has_fired and pressure.firing_was_throttled
             ):
                 wait = min(wait, GATHER_S)
@@ -293,7 +293,7 @@ class Engine:
     def drain(self) -> bool:
         """At a stop: read every link once; return whether all were read empty."""
         self._reset_sessions()
-        is_empty = self._reader.read_all(self._attended.now)
+        is_empty = self.shell.read_all(self._attended.now)
         with self.shell as server:
             server.commit()
         self._committed()

@@ -12,7 +12,7 @@ from liveness.core.limits import Limits
 from liveness.core.links.conversation import HELLO_BYTES
 from liveness.core.wire.framing import BATCHES_OF_VALUES, encode
 from liveness.metrics.counts import LIMITS
-from liveness.service.engine import link_reader
+from liveness.service.engine import engine_shell
 from liveness.service.links.link_socket import LINGER_S, PIECE_BYTES
 from tests.service.rig import Caller, Rig
 
@@ -107,7 +107,7 @@ async def test_only_the_hello_of_a_crowd_is_read_at_once(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in a pass whose time for reading is used up.
-    monkeypatch.setattr(link_reader, "OTHERS_S", -1.0)
+    monkeypatch.setattr(engine_shell, "OTHERS_S", -1.0)
     talker = await rig.connect()
     await talker.send(["hello", {"protocol": 1, "name": "talker"}])
     await talker.send(*[["ping", number] for number in range(4 * PIECE_BYTES)])
@@ -133,18 +133,18 @@ async def test_watchers_take_no_time_from_gateways(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if those before them had used up all their time.
-    monkeypatch.setattr(link_reader, "OTHERS_S", -1.0)
+    monkeypatch.setattr(engine_shell, "OTHERS_S", -1.0)
     gateway = await rig.connect()
     await gateway.send(["hello", {"protocol": 1, "name": "gw", "ping": 1}])
     assert await gateway.is_told_nothing(1)
-    monkeypatch.setattr(link_reader, "OTHERS_S", 0.001)
+    monkeypatch.setattr(engine_shell, "OTHERS_S", 0.001)
     await gateway.expect("welcome")
     watcher = await rig.watcher()
-    monkeypatch.setattr(link_reader, "OTHERS_S", -1.0)
+    monkeypatch.setattr(engine_shell, "OTHERS_S", -1.0)
     await watcher.send(["ping", 1])
     await gateway.sync()
     assert await watcher.is_told_nothing(1)
-    monkeypatch.setattr(link_reader, "OTHERS_S", 0.001)
+    monkeypatch.setattr(engine_shell, "OTHERS_S", 0.001)
     await watcher.expect("pong")
 
 

@@ -21,7 +21,7 @@ from liveness.core.records import Record, Uid
 from liveness.core.wheel.record_batch import Encoded
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
-from liveness.service.engine import link_reader
+from liveness.service.engine import engine_shell
 from liveness.service.links.link_socket import LINGER_S, PIECE_BYTES
 from liveness.service.storage import log_store, online_list
 from liveness.service.storage.log_tail import TailReader
@@ -322,7 +322,7 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
     newer = await rig.connect()
     # Both can be read when the hand turns, and for the older one there is no time any
     # more: other gateways took it. What it had sent counts all the same.
-    monkeypatch.setattr(link_reader, "READING_S", -1.0)
+    monkeypatch.setattr(engine_shell, "READING_S", -1.0)
     await newer.send(["hello", {"protocol": 1, "name": "g"}])
     await older.send(["login", "u", {"conn": 1}], ["ping", 1])
     (welcome,) = await newer.expect("welcome")
