@@ -588,7 +588,6 @@ EXCUSED: Final = {
     "cli/status.py:screen": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
     "cli/compare.py:_lines_of": "takes gigabytes: tests/lab/compare/test_comparison.py",
-    "service/links/credentials.py:access_to": "joins what the rows of [access] have",
     "cli/watch.py:_command_errors": "takes a crowded sidecar: tests/cli/test_watch.py",
     "client/dialer.py:check_frame": "takes a sidecar that stops just then: tests/cli/test_watch.py",
     "client/dialer.py:dial": "takes 5 s: tests/client/test_watch.py",
