@@ -643,7 +643,7 @@ def test_the_settings_that_a_page_shows_are_accepted(page: str, tmp_path: Path) 
         ("LIVENESS_SLOTS=0 liveness serve", "LIVENESS_SLOTS"),
         ("kubectl exec a -c b -- liveness serve --timeout 0", "--timeout"),
         ("unheard-of liveness status", "hidden"),
-        ("liveness demo --script lunch", "not a step"),
+        ("liveness demo --script lunch", "is no step"),
         ("date | liveness compare", "requires an argument"),
         ("make supper", "no such target"),
         ('(cd here; make bench ARGS="--users 1")', "Invalid value"),
