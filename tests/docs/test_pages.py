@@ -509,6 +509,7 @@ def fault_of(command: Command, *, settings: Path) -> str | None:
     except (
         CycloptsError,
         LivenessError,
+        ValueError,
         AssertionError,
         LookupError,
         jsonschema.ValidationError,
