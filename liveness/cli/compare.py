@@ -7,7 +7,6 @@ of the user.
 from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import merge
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -27,23 +26,13 @@ from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 from liveness.text import local_time
 
-# A file is sorted in memory, where a valid line takes some 250 bytes. Invalid lines count
-# as well.
-MOST_LINES: Final = 5_000_000
 # Roughly how long a lookup in the log may take, and how many records it may return.
 LOOKUP_S: Final = 0.2
 LOOKUP_RECORDS: Final = 1_000
 
 
 def compare_file(path: Path, folder: Path, within_s: float, shows_all: bool) -> int:
-    """Compares the lines in a file with the log in the state directory *folder*.
-
-    Returns:
-        The exit code.
-    Raises:
-        CommandError: The file cannot be read.
-        StateError: The log cannot be read.
-    """
+    """Compares the lines in a file with the log in the state directory *folder*."""
     reader, within_ms = LineReader(report_line), round(within_s * 1000)
     lines = sorted(_lines_of(path, reader), key=lambda line: line.at)
     there = Span(lines[0].at, lines[-1].at) if lines else Span(0, 0)
@@ -68,11 +57,7 @@ def compare_file(path: Path, folder: Path, within_s: float, shows_all: bool) -> 
 def _lines_of(path: Path, reader: LineReader) -> Iterator[Line]:
     try:
         with path.open("rb") as file:
-            yield from reader.read(islice(file, MOST_LINES))
-            if file.read(1):
-                raise CommandError(
-                    f"{path} has more than {MOST_LINES:,} lines; split it"
-                )
+            yield from reader.read(file)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}; name a file of lines") from None
 
@@ -117,9 +102,7 @@ def _evidence_in_log(log: LogReader, uid: Uid) -> Evidence:
 
 
 command: Final = declared("compare", "compare theirs.jsonl --within 30")
-_WITHIN: Final = (
-    "how far apart two offlines of a user may be to count as one (default 60)"
-)
+_WITHIN: Final = "how far apart two offlines of a user may be, as one (default 60)"
 
 
 @command.default
