@@ -201,7 +201,7 @@ def test_every_number_of_an_outlet_is_shown_once() -> None:
 
 
 def test_the_states_of_an_outlet_are_those_that_are_counted() -> None:
-    assert tuple(OutletState) == OUTLET_STATES
+    assert get_args(OutletState) == OUTLET_STATES
 
 
 def test_without_an_outlet_there_is_nothing_of_one() -> None:

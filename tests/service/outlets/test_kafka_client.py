@@ -168,17 +168,17 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("code", "state", "why"),
     [
-        (KafkaError.MSG_SIZE_TOO_LARGE, OutletState.STOPPED, "max.message.bytes"),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, OutletState.STOPPED, "WRITE"),
-        (KafkaError._UNKNOWN_TOPIC, OutletState.STOPPED, "no topic t; create it"),
-        (KafkaError._AUTHENTICATION, OutletState.STOPPED, "sasl"),
-        (KafkaError._ALL_BROKERS_DOWN, OutletState.RETRYING, "cannot be reached"),
-        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, OutletState.RETRYING, "sent again"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, "stopped", "max.message.bytes"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "stopped", "WRITE"),
+        (KafkaError._UNKNOWN_TOPIC, "stopped", "no topic t; create it"),
+        (KafkaError._AUTHENTICATION, "stopped", "sasl"),
+        (KafkaError._ALL_BROKERS_DOWN, "retrying", "cannot be reached"),
+        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "retrying", "sent again"),
     ],
 )
 def test_an_error_says_what_to_do(code: int, state: OutletState, why: str) -> None:
     found, text = advice_about(KafkaError(code), "t")
-    assert found is state
+    assert found == state
     assert why in text
 
 

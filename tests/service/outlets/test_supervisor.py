@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from liveness.errors import StartError
 from liveness.metrics.now import OutletNow
-from liveness.service.outlets.common.outlet import Outlet, OutletState
+from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.supervisor import RESTART_S, Outlets
 from tests.service.outlets.outlet_rig import PLAIN, OutletRig, outlet_rig
 
@@ -23,7 +23,7 @@ class Scripted(Outlet):
         self._ends = iter(ends)
 
     async def run(self) -> None:
-        self.now_is(OutletState.FOLLOWING)
+        self.now_is("following")
         self.began.append(trio.current_time())
         end = next(self._ends)
         if end is not None:

@@ -8,6 +8,7 @@ from liveness.service.outlets.cluster.partition_clock import PartitionClock
 from liveness.service.outlets.cluster.session_changes import (
     Call,
     Change,
+    SessionList,
     packed_changes,
 )
 
@@ -92,6 +93,7 @@ class Claim:
         taken: Sequence[Change],
         now: float,
         now_ms: int,
+        listing: SessionList | None = None,
     ) -> Call:
         """A call that takes the host from *before* to *last*: seqs, or a piece's number."""
         host = self._host
@@ -103,7 +105,7 @@ class Claim:
         packed = packed_changes(
             *(taken, host.name, self._incarnation), clock_ms=clock_ms, now_ms=now_ms
         )
-        return Call(function, [*head, *packed])
+        return Call(function, [*head, *packed], last, len(taken), listing)
 
 
 def text_of(value: bytes | str) -> str:

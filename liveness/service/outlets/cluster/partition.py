@@ -13,7 +13,6 @@ While it follows, it also watches the other hosts: see `host_watch`.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from math import inf
@@ -45,16 +44,6 @@ class Mode(Enum):
     FOLLOWING = 3
 
 
-@dataclass(slots=True)
-class _UnderWay:
-    """The call whose answer is awaited."""
-
-    function: str
-    last: int = 0  # apply: the seq that it ends with
-    changes: int = 0
-    listing: SessionList | None = None  # whose piece is sent
-
-
 class Partition:
     """Publishes one partition of a host."""
 
@@ -72,7 +61,7 @@ class Partition:
         self._beat_at = 0.0
         self._retry_at = 0.0  # no call before
         self._changes_at = inf
-        self._under_way: _UnderWay | None = None
+        self._under_way: Call | None = None  # its answer is awaited
         self._began = 0.0
         self._clock = PartitionClock()
         self._claim = Claim(host, self._clock)
@@ -129,11 +118,15 @@ class Partition:
 
         *now_ms* is *now* in milliseconds, as `Change.at`.
         """
+        call = self._next_call(now, now_ms)
+        if call is not None:
+            self._under_way, self._began = call, now
+        return call
+
+    def _next_call(self, now: float, now_ms: int) -> Call | None:
         if now < self._retry_at:
             return None
-        self._began = now
         if self.mode is Mode.BEGINNING:
-            self._under_way = _UnderWay("begin")
             return self._claim.begin(now)
         if self._host.is_stopped:
             self._restart(may_keep=True)
@@ -165,25 +158,22 @@ class Partition:
         # With one due time, changes first: they are what users wait for.
         if own_at <= watch_at:
             return self._apply(now, now_ms)
-        call = self._watch.next_call(now)
-        self._under_way = _UnderWay(call.function)
-        return call
+        return self._watch.next_call(now)
 
     def _assert(self, now: float, now_ms: int) -> Call:
         made = self._list
-        self._under_way = _UnderWay("assert", listing=made)
         changes = () if made is None else made.piece
         last = made.reached if made is not None and made.is_last else -1
-        return self._claim.changes("assert", self._pieces, last, changes, now, now_ms)
+        return self._claim.changes(
+            "assert", self._pieces, last, changes, now, now_ms, made
+        )
 
     def _apply(self, now: float, now_ms: int) -> Call:
         if self._refusals and now < self._changes_at:
             # Redis may be out of memory: it takes calls without changes even then.
-            self._under_way = _UnderWay("apply", self.last)
             return self._claim.changes("beat", self.last, self.last, (), now, now_ms)
         taken = list(islice(self._queue, self._host.call_changes))
         last = self.read_to if len(taken) == len(self._queue) else taken[-1].seq
-        self._under_way = _UnderWay("apply", last, len(taken))
         function = "apply" if taken else "beat"
         return self._claim.changes(function, self.last, last, taken, now, now_ms)
 
@@ -234,7 +224,7 @@ class Partition:
         return word
 
     def _take(
-        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
+        self, word: str, answer: Sequence[Any], under_way: Call, now: float
     ) -> None:
         if word == "damaged":
             # Another program changed the users: all hosts list theirs.
@@ -248,10 +238,10 @@ class Partition:
             return
         match under_way.function:
             case "begin":
-                self._begun(word, answer, under_way, now)
+                self._begun(word, answer, now)
             case "assert":
                 self._asserted(word, answer, under_way, now)
-            case "apply":
+            case "apply" | "beat":
                 self._applied(word, answer, under_way, now)
             case "look":
                 self._watch.looked(word, answer, now)
@@ -265,9 +255,7 @@ class Partition:
         if now - self.answered_at > self._host.contact_gap_s:
             self._watch.clear()
 
-    def _begun(
-        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
-    ) -> None:
+    def _begun(self, word: str, answer: Sequence[Any], now: float) -> None:
         if word not in ("keep", "reset"):
             self._retry_at = now + self._claim.denied(word, answer, now)
             return
@@ -285,7 +273,7 @@ class Partition:
             self.mode = Mode.ASSERTING
 
     def _asserted(
-        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
+        self, word: str, answer: Sequence[Any], under_way: Call, now: float
     ) -> None:
         if word != "ok":
             self._refused(word, answer)
@@ -302,7 +290,7 @@ class Partition:
             made.drop_piece()
 
     def _applied(
-        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
+        self, word: str, answer: Sequence[Any], under_way: Call, now: float
     ) -> None:
         if word == "gap":
             self._go_to(answer[1], now)

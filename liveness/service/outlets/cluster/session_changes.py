@@ -34,6 +34,9 @@ class Call(NamedTuple):
 
     function: str
     args: list[str | int | bytes]
+    last: int = 0  # apply, beat: the seq that it ends with
+    changes: int = 0
+    listing: "SessionList | None" = None  # assert: whose piece it has
 
 
 def packed_changes(

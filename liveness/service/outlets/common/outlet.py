@@ -2,8 +2,7 @@
 
 import sqlite3
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import structlog
 import trio
@@ -18,17 +17,13 @@ from liveness.service.outlets.common.outlet_log import (
     OutletLog,
 )
 
+# It delivers records as they come; the newest try failed, and it tries again by itself; an
+# operator has to act: `detail` says how.
+OutletState: TypeAlias = Literal["following", "retrying", "stopped"]
+
 T = TypeVar("T")
 
 _log = structlog.get_logger("outlet")
-
-
-class OutletState(StrEnum):
-    """The state of an outlet, for operators."""
-
-    FOLLOWING = "following"  # it delivers records as they come
-    RETRYING = "retrying"  # the newest try failed; it tries again by itself
-    STOPPED = "stopped"  # an operator has to act: `detail` says how
 
 
 class Outlet:
@@ -42,7 +37,8 @@ class Outlet:
     def __init__(self, name: str, settings: OutletSettings, access: LogAccess) -> None:
         self.name = name
         self.log = OutletLog(name, settings, access)
-        self.state, self.detail = OutletState.FOLLOWING, ""
+        self.state: OutletState = "following"
+        self.detail = ""
         self.sent = 0  # records that were acknowledged
         self.retries = 0  # tries after the first one
         self.dead = 0  # records that became dead letters
@@ -63,10 +59,10 @@ class Outlet:
 
     def failed(self, why: str) -> None:
         """Show why `run` has ended, until it runs again."""
-        self.now_is(OutletState.STOPPED, why)
+        self.now_is("stopped", why)
 
     def now_is(self, state: OutletState, detail: str = "") -> None:
-        if state is not self.state:
+        if state != self.state:
             self.state, self._since_ms = state, self._access.clock.state_ms()
         self.detail = detail
 
@@ -79,7 +75,7 @@ class Outlet:
         """Its status, for the metrics, `liveness status` and the live page."""
         return OutletNow(
             outlet=self.name,
-            state=self.state.value,
+            state=self.state,
             since=self._since_ms + self._access.clock.wall_ahead_ms(),
             detail=self.detail,
             lag_records=self.log.lag_records,
@@ -103,9 +99,7 @@ class Outlet:
                 return await call()
             except (OSError, sqlite3.Error) as error:
                 message = f"{self._access.store.path} cannot be used"
-                self.now_is(
-                    OutletState.RETRYING, f"{message} ({error}); is the disk full?"
-                )
+                self.now_is("retrying", f"{message} ({error}); is the disk full?")
                 self._log_throttled(
                     _log.error, f"{message}; it is tried again every second",
                     key="disk", outlet=self.name, error=str(error),

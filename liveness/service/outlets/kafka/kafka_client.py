@@ -198,11 +198,10 @@ def value_in(place: str, path: Path) -> str:
 def advice_about(error: KafkaError, topic: str) -> tuple[OutletState, str]:
     """What to do about an error, and whether an operator has to act."""
     name = error.name()
-    for state, texts in (
-        (OutletState.STOPPED, _TO_CORRECT),
-        (OutletState.RETRYING, _TO_WAIT_FOR),
-    ):
-        for names, text in texts.items():
-            if name in names:
-                return state, text.format(topic=topic)
-    return OutletState.RETRYING, f"{name}; all is sent again that was not taken"
+    for names, text in _TO_CORRECT.items():
+        if name in names:
+            return "stopped", text.format(topic=topic)
+    for names, text in _TO_WAIT_FOR.items():
+        if name in names:
+            return "retrying", text
+    return "retrying", f"{name}; all is sent again that was not taken"

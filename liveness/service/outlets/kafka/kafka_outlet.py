@@ -84,7 +84,7 @@ class KafkaOutlet(Outlet):
         try:
             producer = await in_thread(self._make_producer)
         except StartError as error:
-            self._show(OutletState.STOPPED, str(error))
+            self._show("stopped", str(error))
             return
         is_cancelled = True
         try:
@@ -135,7 +135,7 @@ class KafkaOutlet(Outlet):
                 served, since = producer.served, now
             if now - since > LATE_S:
                 if producer.newest_error is None:
-                    self._show(OutletState.RETRYING, _NO_ANSWER)
+                    self._show("retrying", _NO_ANSWER)
                 else:
                     self._show_error(producer.newest_error)
             if producer.in_flight:
@@ -152,8 +152,8 @@ class KafkaOutlet(Outlet):
         self._show_following()
 
     def _show_following(self) -> None:
-        if self.state is not OutletState.FOLLOWING:
-            self.now_is(OutletState.FOLLOWING)
+        if self.state != "following":
+            self.now_is("following")
             _log.info("nothing is in the way of records any longer", outlet=self.name)
 
     def _show_error(self, error: KafkaError) -> None:

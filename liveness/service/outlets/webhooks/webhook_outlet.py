@@ -19,7 +19,7 @@ from liveness.config.outlet_settings import WebhookSettings
 from liveness.core.records import OFFLINE, Record
 from liveness.errors import LivenessError, StateError
 from liveness.service.common.notifier import Notifier
-from liveness.service.outlets.common.outlet import Outlet, OutletState
+from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.common.outlet_log import LogAccess, LogBatch
 from liveness.service.outlets.webhooks import batch_store
 from liveness.service.outlets.webhooks.batch_store import (
@@ -160,7 +160,7 @@ class WebhookOutlet(Outlet):
         """Send requests begun before a restart, and open the log after them."""
         await self._patiently(self.log.open)
         batch = await self._store(batch_store.top_batch)
-        self.now_is(OutletState.FOLLOWING)
+        self.now_is("following")
         if batch is not None:
             self.log.behind_since(batch.oldest_ms)
             if batch.attempts:
@@ -219,7 +219,7 @@ class WebhookOutlet(Outlet):
             now_ms = self._access.clock.state_ms()
             left = await self._store(batch_store.finish_batch, batch, now_ms)
             self.count_sent(batch.records, batch.oldest_ms)
-            self.now_is(OutletState.FOLLOWING)
+            self.now_is("following")
             return left
         if answer.is_refused:
             if batch.records > 1:
@@ -250,7 +250,7 @@ class WebhookOutlet(Outlet):
         """Show that a request waits for its next attempt, and why."""
         more = max(0, len(self.settings.waits_s) - batch.attempts)
         self.now_is(
-            OutletState.RETRYING,
+            "retrying",
             f"attempt {batch.attempts}: {batch.error}; the next is in "
             f"{self._left_s(batch):.0f} s, and {more} more may follow; `liveness "
             f"webhooks test {self.name.partition('.')[2]}` tries the receiver, and ends "
@@ -274,7 +274,7 @@ class WebhookOutlet(Outlet):
         self.dead += batch.records
         self.dead_deleted += deleted
         self.now_is(
-            OutletState.FOLLOWING,
+            "following",
             f"records became dead letters ({answer.short}); see `liveness webhooks dead`",
         )
         self._log_throttled(
