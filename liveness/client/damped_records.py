@@ -70,7 +70,7 @@ class DampedRecords:
 
     def begin(self, newest: int) -> None:
         """Begin with a log; the loop may already have had its records up to *newest*."""
-        self._damper = Damper[RecordMap](
+        self.damper = Damper[RecordMap](
             round(self._settle_s * 1000),
             counts=self.counts,
             move=_moved,
@@ -84,7 +84,7 @@ class DampedRecords:
         """Note that a link has begun, whose first records have not arrived yet."""
         self.arrives()
         self._former_offset_ms = self._offset_ms
-        self._damper.complete(-inf)
+        self.damper.complete(-inf)
 
     def arrives(self) -> None:
         """Note that records arrive: earlier pings prove nothing."""
@@ -94,11 +94,6 @@ class DampedRecords:
             self._former_offset_ms = self._offset_ms
         self._offset_ms = offset_ms
         self._asked_at, self._is_second, self._awaits_pong = None, False, False
-
-    @property
-    def position(self) -> int | None:
-        """All records up to this seq were passed on, or left out; None: all were."""
-        return self._damper.position
 
     def add(self, record: RecordMap) -> list[Passed[RecordMap]]:
         """Take a record that has arrived; return records for the loop.
@@ -119,12 +114,8 @@ class DampedRecords:
         if kind in SESSION_KINDS:
             uid, gateway = record["uid"], record["gateway"]
             user = identity(record.get("user", uid) if self._users else uid)
-        self._damper.put(record, DampedRecord(record["seq"], kind, user, gateway, at))
-        return self._damper.take()
-
-    def flush(self) -> list[Passed[RecordMap]]:
-        """Return all waiting records, as at the end of a log."""
-        return self._damper.flush()
+        self.damper.put(record, DampedRecord(record["seq"], kind, user, gateway, at))
+        return self.damper.take()
 
     @property
     def must_ask_again(self) -> bool:
@@ -146,23 +137,18 @@ class DampedRecords:
         asked_at = self._asked_at
         if self._is_second:
             self.arrives()
-            self._damper.complete(round(asked_at * 1000))
+            self.damper.complete(round(asked_at * 1000))
         else:
             self._is_second, self._awaits_pong = True, False
 
-    @property
-    def has_settled(self) -> bool:
-        """Whether `settle` returns records that had settled when the ping was sent."""
-        return self._damper.has_more
-
     def settle(self) -> list[Passed[RecordMap]]:
-        """Return some of them, at most `SETTLED_AT_ONCE`."""
-        return self._damper.take(SETTLED_AT_ONCE)
+        """Return some of those that have settled, at most `SETTLED_AT_ONCE`."""
+        return self.damper.take(SETTLED_AT_ONCE)
 
     @property
     def next_in_s(self) -> float:
         """Seconds without a record until `ask` must be called; infinity: never."""
-        next_at = self._damper.next_at
+        next_at = self.damper.next_at
         if next_at is None or self._awaits_pong:
             return inf
         ask_at = max(next_at / 1000, self._arrived_at + QUIET_S)

@@ -90,7 +90,7 @@ class Client:
         self._options |= {"kinds": (OFFLINE, MOVED)}
         if timeout is not None:
             self._options["timeout"] = timeout
-        self._check_hello(fresh)
+        check_hello(self._options | {"fresh": fresh})
         self.ping_s = PING_S
         if timeout is not None:
             self.ping_s = min(PING_S, max(timeout / 4, LEAST_PING_S))
@@ -346,12 +346,6 @@ class Client:
             return None
         return End(uid, self.reports.close(conn), reason, record)
 
-    def _check_hello(self, fresh: bool | None) -> None:
-        try:
-            parse_hello(("hello", self._options | {"fresh": fresh}))
-        except WireError as bad:
-            raise ReportError(str(bad)) from None
-
 
 def welcome_of(frame: Frame) -> Welcome:
     """Read a welcome.
@@ -393,3 +387,11 @@ def wrong_form(frame: object) -> WireError:
         Code.BAD_FRAME,
         f"the sidecar sent a frame that is not of protocol {PROTOCOL}: {frame!r:.200}",
     )
+
+
+def check_hello(options: dict[str, Any]) -> None:
+    """Raise a ReportError for what every sidecar would refuse."""
+    try:
+        parse_hello(("hello", options))
+    except WireError as bad:
+        raise ReportError(str(bad)) from None

@@ -185,7 +185,10 @@ class RecordLink:
     def _all_given(self) -> int:
         """The seq up to which everything that has arrived was given to the loop."""
         seqs = [self._floor, self._least_floor - 1]
-        if self._damped is not None and (passed := self._damped.position) is not None:
+        if (
+            self._damped is not None
+            and (passed := self._damped.damper.position) is not None
+        ):
             seqs.append(passed)
         return min(seqs)
 
@@ -232,10 +235,10 @@ class RecordLink:
             hello["log"] = self._seq_log
         damped = self._damped
         self._goes_back = False
-        if hello["ack"] and damped is not None and damped.position is not None:
+        if hello["ack"] and damped is not None and damped.damper.position is not None:
             # The stored cursor follows what a link delivers. So have this link begin again
             # with the oldest offline that waits: a crash must not lose that.
-            hello["after"] = damped.position
+            hello["after"] = damped.damper.position
             self._goes_back = True
         return encode(["hello", hello])
 
@@ -249,7 +252,7 @@ class RecordLink:
             return False
         new, damped = self._welcomed(welcome), self._damped
         if damped is not None and not (damped.has_begun and new is None):
-            self.add(damped.flush())  # of the log before
+            self.add(damped.damper.flush())  # of the log before
             damped.begin(welcome.next - 1)
         if new is not None:
             self._add(new, LOG_SEQ)

@@ -29,7 +29,7 @@ from liveness.client.dialer import (
     watcher_hello,
 )
 from liveness.client.inbox import RecordMap
-from liveness.client.protocol import wrong_form
+from liveness.client.protocol import check_hello, wrong_form
 from liveness.client.question_link import (
     HostSession,
     HostSessions,
@@ -41,9 +41,8 @@ from liveness.client.question_link import (
 from liveness.client.record_link import RecordLink
 from liveness.core.records import SESSION_KINDS, Uid
 from liveness.core.sessions.damping import DampingCounts
-from liveness.core.wire.frames import parse_hello
 from liveness.core.wire.framing import Frame
-from liveness.errors import LivenessError, ReportError, WireError
+from liveness.errors import LivenessError, ReportError
 from liveness.host_clock import wall_s as host_wall_s
 from liveness.text import escaped
 
@@ -207,7 +206,7 @@ class Watch(AsyncIterator[RecordMap]):
         damped = self._damped
         if damped is None:
             self._read(await link.next_frame())
-        elif damped.has_settled:
+        elif damped.damper.has_more:
             self._link.add(damped.settle())
         elif damped.must_ask_again:
             await self._link.send(link, ["ping", damped.ask()])
@@ -365,7 +364,4 @@ def _check(options: dict[str, Any], after: int | None, log: str | None) -> None:
     if log is not None and after is None:
         raise ReportError("log is the one that after belongs to; give after as well")
     hello = options if after is None else options | {"after": after, "log": log or "-"}
-    try:
-        parse_hello(("hello", hello))
-    except WireError as bad:
-        raise ReportError(str(bad)) from None
+    check_hello(hello)
