@@ -427,7 +427,7 @@ OTHERS: Final = {"serve", "explain", "compare", "webhooks retry", "webhooks drop
 def _without_a_sidecar() -> Iterator[Mistake]:
     """Each command that speaks to no more than one, of whatever group."""
     groups = {"": main.app}
-    names = ("timers", "gateways", "guard", "webhooks", "cluster")
+    names = ("timers", "gateways", "webhooks", "cluster")
     groups |= {f"{it} ": main.app[it] for it in names}
     for prefix, group in groups.items():
         for name in group:
