@@ -18,7 +18,7 @@ come and go all the time, the offlines show it.
 from dataclasses import dataclass
 from typing import Final
 
-from liveness.core.wheel.wheel import NO_SILENCES, Silences
+from liveness.core.wheel.table import NO_SILENCES, Silences
 
 # A timeout should be at least this many silences, to outlast one lost keepalive.
 TIMES: Final = 2

@@ -27,10 +27,10 @@ from liveness.core.wire._wire cimport (
     NO_CONN, NOBODY, PackedActivity, Sign, packed, set_key,
 )
 from liveness.core.records import EVENTS, SILENCE
-from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT
+from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT, Silences
 from liveness.core.wheel import wheel
 from liveness.core.wheel.wheel import (
-    BAD_UID, EARLY_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Silences,
+    BAD_UID, EARLY_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN,
 )
 
 cdef enum:

@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Final
 
 from liveness.core.records import Uid, identity
-from liveness.core.wheel.table import UserDevices
 
 MAX_SEPARATOR_CHARS: Final = 3
 
@@ -40,7 +39,7 @@ class Devices:
         """How many users have a device online."""
         return len(self._by_user)
 
-    def add(self, uid: Uid) -> UserDevices:
+    def add(self, uid: Uid) -> tuple[int, int]:
         user = user_of(uid, self._separator)
         devices = self._by_user.setdefault(identity(user), uid)
         if devices is uid:
@@ -50,7 +49,7 @@ class Devices:
         devices[uid] = None
         return _size_of(user, uid), len(devices)
 
-    def remove(self, uid: Uid) -> UserDevices:
+    def remove(self, uid: Uid) -> tuple[int, int]:
         """Remove a device; return how many its user still has."""
         user = user_of(uid, self._separator)
         devices = self._by_user[identity(user)]
@@ -60,7 +59,7 @@ class Devices:
         del devices[uid]
         return _size_of(user, uid), len(devices)
 
-    def count(self, uid: Uid) -> UserDevices:
+    def count(self, uid: Uid) -> tuple[int, int]:
         """How many devices the user of a device has."""
         user = user_of(uid, self._separator)
         devices = self._by_user[identity(user)]

@@ -33,6 +33,16 @@ UserDevices: TypeAlias = tuple[int, int] | tuple[None, None]
 NOT_COUNTED: Final[UserDevices] = (None, None)
 
 
+class Silences(NamedTuple):
+    """How long a gateway's users were silent before an event, since the start."""
+
+    seconds: float  # their sum
+    squares: float  # the sum of their squares
+
+
+NO_SILENCES: Final = Silences(0.0, 0.0)
+
+
 class Entry(NamedTuple):
     """A copy of what the table has of one user."""
 

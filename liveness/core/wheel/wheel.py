@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from liveness.core.records import (
     EVENTS,
@@ -27,8 +27,10 @@ from liveness.core.wheel.restart import SessionRestorer
 from liveness.core.wheel.table import (
     EXACT_START,
     NO_CONN,
+    NO_SILENCES,
     OWN_TIMEOUT,
     RENEWED,
+    Silences,
     UserDevices,
 )
 from liveness.core.wheel.timing_wheel import TimingWheel
@@ -47,16 +49,6 @@ UNKNOWN: Final = 1
 BAD_UID: Final = 2
 OTHER_GATEWAY: Final = 3
 OTHER_CONN: Final = 4
-
-
-class Silences(NamedTuple):
-    """How long a gateway's users were silent before an event, since the start."""
-
-    seconds: float  # their sum
-    squares: float  # the sum of their squares
-
-
-NO_SILENCES: Final = Silences(0.0, 0.0)
 
 
 class Wheel(TimingWheel):

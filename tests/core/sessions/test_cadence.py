@@ -10,7 +10,8 @@ from liveness.core.sessions.cadence import (
     LEAST_SILENCES,
     is_short,
 )
-from liveness.core.wheel.wheel import NO_SILENCES, Silences, Wheel
+from liveness.core.wheel.table import NO_SILENCES, Silences
+from liveness.core.wheel.wheel import Wheel
 from tests.core.scene import Scene
 
 WheelClass = type[Wheel]
