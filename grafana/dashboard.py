@@ -363,7 +363,7 @@ def holds() -> list[Panel]:
             curves(
                 "Storms",
                 "How often too many users of a gateway came due at once, and were held. "
-                "The sidecar's log names the gateway and the likely cause.",
+                "The sidecar's log names the gateway.",
                 query(f"{increase('instance', 'liveness_storms_total')} > 0"),
             )
         ),
