@@ -14,7 +14,7 @@ from standardwebhooks import Webhook
 from tests.system.sidecar import Sidecar, eventually
 
 SECRET: Final = "whsec_bGl2ZW5lc3MgZXhhbXBsZSBzZWNyZXQgMDEyMw=="
-USERS: Final = 5_000
+USERS: Final = 4_000
 
 
 def secret_in(folder: Path) -> Path:
