@@ -44,15 +44,9 @@ def printed(*arguments: str | Path) -> str:
     return succeeded(done)
 
 
-@pytest.mark.parametrize(
-    ("door", "text"),
-    [("http", "the sidecar\u2019s host"), ("admin", "the host\u2019s time zone")],
-)
-def test_the_pages_are_as_they_are_written(
-    sidecar: Sidecar, door: str, text: str
-) -> None:
-    _, body = sidecar.ask(door, "GET", "/", accept="text/html")
-    assert text in body.decode()
+def test_the_page_is_as_it_is_written(sidecar: Sidecar) -> None:
+    _, body = sidecar.ask("admin", "GET", "/", accept="text/html")
+    assert "the host\u2019s time zone" in body.decode()
 
 
 @pytest.mark.parametrize(
