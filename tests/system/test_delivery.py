@@ -4,6 +4,7 @@ The scripted sidecar runs these tests too (`tests/testing/test_scripted.py`). Wi
 what waits for the disk: `tests/service/links/test_links.py`.
 """
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from liveness.core.cursors import CursorRow
 from liveness.core.records import Logged
 from liveness.core.records import Record as Decided
-from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.database import PUT_META
+from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import HARD_USERS
 from tests.helpers.wire import Record
@@ -267,6 +269,9 @@ def write_old_log(state: Path) -> None:
     with closing(LogStore(state)) as store:
         store.write(Batch(batch_of(records[:-1]), cursors=cursors))
         store.write(Batch(batch_of(records[-1:])))
+    # The moment by which seven of them were written, on the state's clock.
+    with closing(sqlite3.connect(state / DATABASE, isolation_level=None)) as db:
+        db.execute(PUT_META, ["ages", "[[7, 0]]"])
 
 
 @pytest.fixture(scope="module")
