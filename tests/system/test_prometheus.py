@@ -533,11 +533,8 @@ def users_come_one_by_one(scene: Scene) -> None:
 
 
 def redis_has_other_sessions(scene: Scene) -> None:
-    key = keys_of("lv", 0).meta
-    host = scene.redis("HGET", key, "hfirst")
-    # Of the sum of its sessions' numbers another byte.
-    wrong = host[:32] + bytes([host[32] ^ 1]) + host[33:]
-    scene.redis("HSET", key, "hfirst", wrong)
+    key = keys_of("lv", 0).users
+    scene.redis("HDEL", key, scene.redis("HKEYS", key)[0])
     scene.until("liveness_cluster_audit_mismatches_total == 1")
     scene.until("sum(liveness_cluster_partitions{mode!='following'}) == 0")
 
@@ -636,8 +633,8 @@ Cause = Callable[[Scene], None]
 CAUSES: Final[dict[Cause, list[str]]] = {
     users_come: [
         *("Users online", "Users by sidecar", "Sessions begun", "Events received"),
-        *("Users due in each slot", "Links", "Records written", "Time of a commit"),
-        *("Descriptors", "Users on all hosts"),
+        *("Links", "Records written", "Time of a commit", "Descriptors"),
+        "Users on all hosts",
     ],
     users_go: [
         *("Offlines a second", "Sessions ended", "Events ignored"),
