@@ -8,6 +8,7 @@ import sys
 from typing import Final
 
 from liveness.__main__ import main
+from liveness.config.outlet_settings import WebhookSettings
 from liveness.config.settings import GuardSettings, HttpSettings, TimerSettings
 from liveness.core.limits import Limits
 
@@ -16,6 +17,7 @@ SECTIONS: Final = {
     "http": HttpSettings,
     "limits": Limits,
     "timers": TimerSettings,
+    "webhooks": WebhookSettings,
 }
 
 if __name__ == "__main__":

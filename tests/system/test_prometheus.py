@@ -49,6 +49,7 @@ SCRAPE_S: Final = 0.5
 # What Grafana takes where a pixel of the panel is less than a scrape apart.
 RATE_S: Final = 4 * SCRAPE_S
 STEP_S: Final = SCRAPE_S / 2
+MAX_DEAD: Final = 2
 STORM: Final = 150  # users of one gateway, all silent at once
 LOST: Final = 30  # users of a gateway that starts anew
 MANY: Final = 20_000
@@ -596,7 +597,8 @@ def users_are_soon_back(scene: Scene) -> None:
 def a_receiver_refuses_records(scene: Scene) -> None:
     scene.receiver.status = 422
     scene.sidecar.gateway("unwanted").send("login", ["x1", "x2", "x3"])
-    scene.until("liveness_outlet_dead_letters == 3")
+    scene.until(f"liveness_outlet_dead_letters == {MAX_DEAD}")
+    scene.until("liveness_outlet_dead_letters_deleted_total > 0")
     scene.receiver.status = 204
 
 
@@ -724,6 +726,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             limits_gateway_hold_s=2,
             limits_max_settling=100,
             limits_tail=TAIL,
+            webhooks_waits_s=[0.5] * 100,
+            webhooks_max_dead=MAX_DEAD,
             config=receiver.settings(folders[2]),
         )
         sidecar.line("ready")
