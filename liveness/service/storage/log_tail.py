@@ -7,7 +7,7 @@ its position is kept. If records are trimmed that it has not read, it gets a gap
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from itertools import takewhile
 from math import inf
 from sys import getsizeof
@@ -36,23 +36,35 @@ GUESTS: Final = 2
 class TailEntry:
     """A record in the tail. It is encoded once, when the first reader needs it."""
 
+    # `cached_property` would take a lock for each: up to Python 3.11, a microsecond.
+    __slots__ = ("_encoded", "_event", "_json", "record")
+
     def __init__(self, record: Logged | Gap) -> None:
         self.record = record
+        self._encoded: bytes | None = None
+        self._json: str | None = None
+        self._event: bytes | None = None
 
-    @cached_property
+    @property
     def encoded(self) -> bytes:
         """The record as msgpack."""
-        return encode(self.record.as_map())
+        if self._encoded is None:
+            self._encoded = encode(self.record.as_map())
+        return self._encoded
 
-    @cached_property
+    @property
     def json(self) -> str:
         """The record as one line of JSON."""
-        return record_json(self.record)
+        if self._json is None:
+            self._json = record_json(self.record)
+        return self._json
 
-    @cached_property
+    @property
     def event(self) -> bytes:
         """The record as a server-sent event, without its id in front."""
-        return f"event: {self.record.kind}\ndata: {self.json}\n\n".encode()
+        if self._event is None:
+            self._event = f"event: {self.record.kind}\ndata: {self.json}\n\n".encode()
+        return self._event
 
 
 class TailCommit:
