@@ -39,7 +39,7 @@ class Arrival:
     end: End
     # The loop that has it; None if there is none, or if it has gone.
     loop: Callable[[], object] = lambda: None
-    is_withdrawn: bool = False  # while a loop has it; only that loop finishes it
+    is_withdrawn: bool = False  # while a loop had it, which may still handle it
 
 
 class Inbox:
@@ -71,10 +71,7 @@ class Inbox:
     def take(self, loop: object) -> Arrival | None:
         """Take the oldest end that no loop has."""
         for arrival in self.unfinished.values():
-            if arrival.loop() is None:
-                if arrival.is_withdrawn:
-                    self.finish(arrival)
-                    return self.take(loop)
+            if arrival.loop() is None and not arrival.is_withdrawn:
                 arrival.loop = ref(loop)
                 return arrival
         return None
@@ -94,8 +91,11 @@ class Inbox:
     @property
     def finished(self) -> int:
         """The seq up to which records may be acknowledged."""
-        for arrival in self.unfinished.values():
-            return max(arrival.seq - 1, 0)
+        while self.unfinished:
+            oldest = next(iter(self.unfinished.values()))
+            if not oldest.is_withdrawn or oldest.loop() is not None:
+                return max(oldest.seq - 1, 0)
+            self.finish(oldest)  # nobody has to handle it any more
         return self.newest
 
     def begin_log(self) -> None:

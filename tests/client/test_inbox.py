@@ -1,15 +1,16 @@
 """Ends that have arrived: loops that have not finished them, and acknowledgements."""
 
 from collections import defaultdict
+from functools import partial
 from typing import Final
 
 import pytest
 
 from liveness.client.inbox import Arrival, End, Inbox
 
-# Records arrive: ends ("add") and others. A loop reads ("a reads 1 2", the last of which
-# stays unfinished; "a reads 1 2 ." to the end), and leaves. "finished" is up to where they
-# may be acknowledged.
+# Records arrive: ends ("add") and others. A loop takes ends ("a reads 1 2": the last one
+# stays unfinished; "a reads 1 2 .": and there are no more), and is left. "finished" is the
+# seq up to which records may be acknowledged.
 SCENES: Final = """\
 an end is finished when its loop comes back for the next
     add 3 5, finished 2, a reads 3, finished 2, a reads 5, finished 4, a reads ., finished 5
@@ -21,18 +22,24 @@ without records nothing is finished
     finished 0, a reads ., finished 0
 two loops share the ends, and only what both have finished is finished
     add 1 2 3, a reads 1, b reads 2 3 ., finished 0, a reads ., finished 3
-what a loop left goes to the next in its order
+ends that a loop left unfinished go to the next loop, in order
     add 1 2 3, a reads 1 2, a leaves, finished 1, add 4, b reads 2 3 4 ., finished 4
 a loop that was left and had finished everything holds nothing back
     add 1 2, a reads 1 2 ., a leaves, finished 2
-two loops that are left hold back what they had
+two loops that were left hold back the ends that they had
     add 1 2 3, a reads 1, b reads 2, b leaves, a leaves, c reads 1 2 3 ., finished 3
-what was withdrawn meanwhile is passed over
+an end that is withdrawn while it waits is skipped
     add 1 2 3, withdraw 2, a reads 1 3, withdraw 3, finished 2, a reads ., finished 3
-what was withdrawn is not given again when its loop is left
+a withdrawn end is not given again when its loop is left
     add 1 2, a reads 1, withdraw 1, a leaves, b reads 2 ., finished 2
-what waits for a first loop outlives its log
+a withdrawn end holds nothing back once its loop is left
+    add 1, other 2, a reads 1, withdraw 1, finished 0, a leaves, finished 2
+a withdrawn end behind another holds nothing back once its loop is left
+    add 1 2, a reads 1, b reads 2, withdraw 2, b leaves, finished 0, a reads ., finished 2
+ends that wait for a first loop outlive their log
     add 7, new log, add 1, finished 0, a reads 0 1 ., finished 1
+an end that a loop has outlives its log
+    add 7, a reads 7, new log, add 1, finished 0, a reads 1, finished 0, a reads ., finished 1
 """
 
 
@@ -77,9 +84,8 @@ def test_the_scene(steps: list[str]) -> None:
             case ["new", "log"]:
                 inbox.begin_log()
             case [name, "reads", *seqs, "."]:
-                assert [*iter(lambda name=name: read(name), None)] == [  # type: ignore[misc]
-                    *map(int, seqs)
-                ], step
+                taken = [*iter(partial(read, name), None)]
+                assert taken == [*map(int, seqs)], step
             case [name, "reads", *seqs]:
                 assert [read(name) for _ in seqs] == [*map(int, seqs)], step
             case [name, "leaves"]:
