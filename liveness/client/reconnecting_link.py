@@ -6,6 +6,7 @@ for up to `flush`, and everything else is written soon after it was reported.
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
@@ -55,7 +56,9 @@ def loop_clock() -> Callable[[], float]:
     if trio is not None and trio.lowlevel.in_trio_run():
         clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
         return clock
-    return sys.modules["asyncio"].get_running_loop().time  # type: ignore[no-any-return]
+    # The clock of asyncio's own loops. That of uvloop advances once in a turn of the loop:
+    # another thread, or a long turn, would get a time that has passed.
+    return time.monotonic
 
 
 class LinkState(StrEnum):
