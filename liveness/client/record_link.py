@@ -67,6 +67,8 @@ class RecordLink:
         self._goes_back = False  # the hello has a position before what has arrived
         self._logs = 0  # how many there were before; several may have one id
         self._waiting = deque[ArrivedRecord]()  # and not given to the loop yet
+        # Their floors, but for those with a lower one behind them: the first is the least.
+        self._floors = deque[int]()
         # What the loop was given and may not have finished: the number of its log, the seq
         # up to which all else is finished, and the last seq that was given.
         self._given: tuple[int, int, int] | None = None
@@ -79,11 +81,6 @@ class RecordLink:
         return not self._waiting
 
     # --- the position ----------------------------------------------------------------
-
-    @property
-    def _in_log(self) -> int | None:
-        """The seq, if it belongs to the newest known log."""
-        return self._seq if self._seq_log in (None, self.known_log) else None
 
     def _is_new(self, seq: int) -> bool:
         """Move to a record that has arrived; return False if it came before."""
@@ -140,6 +137,9 @@ class RecordLink:
 
     def _add(self, record: RecordMap, floor: int) -> None:
         self._waiting.append(ArrivedRecord(self._logs, record, floor))
+        while self._floors and self._floors[-1] > floor:
+            self._floors.pop()
+        self._floors.append(floor)
 
     # --- the loop -------------------------------------------------------------------
 
@@ -149,6 +149,8 @@ class RecordLink:
         if not self._waiting:
             return None
         log, record, floor = self._waiting.popleft()
+        if self._floors[0] == floor:
+            self._floors.popleft()
         self._given = log, floor - 1, record["seq"]
         return record
 
@@ -157,6 +159,7 @@ class RecordLink:
         self._given = log, self._least_floor - 1, last["seq"]
         records = [record for _, record, _ in self._waiting]
         self._waiting.clear()
+        self._floors.clear()
         return records
 
     def finish(self) -> None:
@@ -177,7 +180,8 @@ class RecordLink:
 
     @property
     def given_position(self) -> int | None:
-        if self._in_log is None or self._least_floor == LOG_SEQ:
+        is_of_this_log = self._seq_log in (None, self.known_log)
+        if self._seq is None or not is_of_this_log or self._least_floor == LOG_SEQ:
             return None
         return self._all_given
 
@@ -195,8 +199,7 @@ class RecordLink:
     @property
     def _least_floor(self) -> int:
         """The least floor of the records that wait, or the one after all that came."""
-        after = self._floor + 1
-        return min((each.floor for each in self._waiting), default=after)
+        return self._floors[0] if self._floors else self._floor + 1
 
     # --- links ----------------------------------------------------------------------
 
