@@ -1,7 +1,7 @@
 """Runs the event loop in a thread, for programs without one, and refuses forked copies.
 
-A class for threads takes its methods over from the one for event loops: `waits` makes one
-that waits for the other.
+A class for threads has the methods of the one for event loops: `waits` makes each from an
+async one.
 """
 
 import ctypes
@@ -55,7 +55,7 @@ def waits(
 
 
 class Threaded:
-    """Runs what it is for, `_target`, in the thread of a portal."""
+    """The base of classes for threads: runs `_target` in the thread of a portal."""
 
     def __init__(self, target: Any, portal: BlockingPortal) -> None:
         self._target = target
@@ -83,7 +83,7 @@ class ThreadedWatch(Threaded, Generic[T]):
         self._lock = Lock()  # of the loop
 
     def batches(self) -> Iterator[T]:
-        """Iterate over lists of those that have arrived; see `batches` of the watch."""
+        """Iterate over lists of what has arrived; see `batches` of the watch."""
         while True:
             with self._lock:
                 try:
@@ -116,7 +116,7 @@ def _after_in_child() -> None:
     parent = os.getppid()
 
     def refuse(made: object, name: str) -> Any:
-        if name.startswith("__"):  # used by `isinstance` and the like
+        if name.startswith("__"):  # `isinstance`, for one, looks these up
             return object.__getattribute__(made, name)
         raise ReportError(
             f"{name}: this was made before a fork, in process {parent}, and process "

@@ -1,9 +1,10 @@
 """Ends of connections, kept until the gateway has handled them.
 
-A loop over `ended()` finishes an end by taking the next one; what it leaves unfinished goes
-to the next loop. A record may be acknowledged once all ends up to it are finished: an ack
-is one number and covers everything up to it. The sidecar's window, the most records that
-may be unacknowledged, bounds all of this. Records without an end wait for nobody.
+A loop over `ended()` finishes an end by taking the next one; an end that it leaves
+unfinished goes to the next loop. A record may be acknowledged once all ends up to it are
+finished: an ack is one number and covers everything up to it. The sidecar's window, the most
+records that may be unacknowledged, bounds all of this. Records without an end are finished
+when they arrive.
 """
 
 from collections import OrderedDict

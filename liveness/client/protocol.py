@@ -58,8 +58,7 @@ class Client:
         *,
         name: str,
         timeout: float | None,
-        fresh: bool
-        | None,  # None: unless `adopt_older` is called before the first link
+        fresh: bool | None,
         first_conn: int,
     ) -> None:
         self.name = name
@@ -77,7 +76,7 @@ class Client:
         self._link_began: float | None = None  # the first write after the welcome
         self._host_offset = 0.0  # from the clock of logins to CLOCK_MONOTONIC
         self.reports.unfinished_ends = self.inbox.unfinished
-        self._fresh = fresh
+        self._fresh = fresh  # None: unless `adopt_older` is called before the first link
         self._has_older = False  # connections, of an earlier process
         # The sidecar refused this gateway, or gave its name to another process, since the
         # latest welcome.

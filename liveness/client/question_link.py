@@ -121,7 +121,7 @@ class Questions:
             )
         return question.online
 
-    async def _ask_about(self, uids: Uid | Iterable[Uid]) -> "_Question":
+    async def _ask_about(self, uids: Uid | Iterable[Uid]) -> _Question:
         """Return a question about these uids, with its answer."""
         asked = list(dict.fromkeys((uids,) if isinstance(uids, str | int) else uids))
         for uid in asked:
@@ -138,7 +138,7 @@ class Questions:
             raise ReportError(question.refusal)
         return question
 
-    async def _ask_waiting(self, link: SidecarLink, own: "_Question") -> None:
+    async def _ask_waiting(self, link: SidecarLink, own: _Question) -> None:
         """Ask all waiting questions, unless *own* was already asked with earlier ones."""
         if not own.is_answered:
             # Without a cluster there is only the sidecar's own host.

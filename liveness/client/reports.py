@@ -89,8 +89,8 @@ class Reports:
     ) -> None:
         """Open a connection; for one that is open already, report activity.
 
-        *conn* is None if the gateway has no ids. *at*, when it was authenticated, is by the clock
-        that `frames` gets.
+        *conn* is None if the gateway has no ids. *at* is when it was authenticated, by the
+        clock that `frames` gets.
         """
         _check_uid(uid)
         if timeout is not None and not is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):

@@ -240,11 +240,10 @@ class SidecarCalls:
 class Sidecar(SidecarCalls):
     """The sidecar, as a gateway sees it; from `connect`.
 
-    Use it from one thread. Only `after`, `cancel` and answers to timers may come from any
-    thread.
+    Use it from one thread. Only `after` and `cancel` may come from any thread.
     """
 
-    # --- records --------------------------------------------------------------------
+    # --- ends -----------------------------------------------------------------------
 
     def ended(self) -> "Ends":
         """Iterate, without end, over the open connections that have to be closed.

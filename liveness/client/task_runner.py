@@ -166,7 +166,7 @@ async def _flush_rest(link: ReconnectingLink) -> None:
     is_pending = link.is_urgent or client.reports.pending
     is_shut_out = link.state in (LinkState.REFUSED, LinkState.REPLACED)
     if not is_shut_out and (is_pending or client.is_linked):
-        # The link was refused just now, or has no timers: both were logged.
+        # The link was closed, or the sidecar has no room for timers, which was logged.
         with suppress(anyio.ClosedResourceError, ReportError):
             await link.flush()
 

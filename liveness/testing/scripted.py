@@ -178,15 +178,15 @@ class ScriptedSidecar:
         self._host.turn()
         now_ms = self._host.at(ROUNDING_S).state_ms
         return {
-            (it.gateway, it.key): Timer(
-                it.state,
+            (timer.gateway, timer.key): Timer(
+                timer.state,
                 payload,
-                it.ext,
-                it.attempts,
-                None if it.next is None else max(0, it.next - now_ms) / 1_000,
-                it.message,
+                timer.ext,
+                timer.attempts,
+                None if timer.next is None else max(0, timer.next - now_ms) / 1_000,
+                timer.message,
             )
-            for it, payload in self._host.disk.timers.values()
+            for timer, payload in self._host.disk.timers.values()
         }
 
     @property
@@ -414,7 +414,7 @@ class ScriptedSidecar:
         raise AssertionError("; ".join([f"{otherwise} after {within:g} s", *details]))
 
     def _known_of(self, uid: Uid) -> str:
-        """What was heard of a user, and recorded: to explain why a wait failed."""
+        """The last event and record of a user, to explain why a wait failed."""
         user = identity(uid)
         of_user = (each for each in reversed(self.events) if identity(each.uid) == user)
         event, record = next(of_user, None), self._newest_record(uid)

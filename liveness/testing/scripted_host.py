@@ -162,7 +162,7 @@ class ScriptedHost:
         """Fire everything that comes due within *seconds*, each at its moment."""
         until = self.us + round(seconds * 1e6)
         if self.listener is None or not self.shell.is_reading:
-            self.us = until  # time for nobody
+            self.us = until  # this time counts for no user's silence
             self.attended.begin(mono=self.mono, cpu=0.0)
             self.parts.scheduler.turned(self.at(), is_absent=True)
         else:
@@ -230,7 +230,7 @@ class ScriptedHost:
         disk.waiting.clear()
         disk.written = 0
         self.attended = make_attended_clock(self.config, mono=self.mono, cpu=0.0)
-        nobody_reads: Any = SimpleNamespace(
+        counts: Any = SimpleNamespace(  # which a script does not show
             refused=Counter(), limits_met=Counter(), notices_acked=0
         )
         server, self.parts = make_server(
@@ -239,7 +239,7 @@ class ScriptedHost:
             version=__version__,
             decided=decided,
             attended=self.attended,
-            counts=nobody_reads,
+            counts=counts,
             access=Access(
                 gateways=ANYONE, watchers=ANYONE, everyone=ANYONE, admin=ANYONE
             ),
