@@ -9,9 +9,9 @@ import liveness
 
 # Only for event loops.
 ASYNC_ONLY = {"aclose"}
-# Of the parts that classes for threads are made of.
+# What classes for threads write themselves, or do not need.
 OWN = {
-    "Sidecar": {"ended", "timers"},
+    "Sidecar": {"ended"},
     "Watch": {"batches", "is_closed", "take"},
     "ClusterWatch": {"batches", "finish", "has_event", "is_closed", "take"},
 }

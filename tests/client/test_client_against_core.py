@@ -427,7 +427,7 @@ class Flush(NamedTuple):
 
 
 class Loop:
-    """One that reads ends; it has left when it is collected."""
+    """A loop over ends. Without a reference, it was left."""
 
 
 class Process:

@@ -25,8 +25,8 @@ def taken(queue: Any) -> list[int]:
 
 
 def waiting(tasks: TaskQueues) -> list[int]:
-    """The records of the runs without a task."""
-    return [one.seq for one in tasks.unclaimed]
+    """The records of the attempts without a task."""
+    return [timer.seq for timer in tasks.unclaimed]
 
 
 def add(tasks: TaskQueues, *keys: str, first: int = 1) -> None:

@@ -866,11 +866,13 @@ FORKING = """
 import os, sys
 import liveness
 
+without_thread = liveness.watch(sys.argv[1])
 with liveness.watch_sync(sys.argv[1]) as watch:
     batches = watch.batches()
     assert watch.online("ada") == set()
     if not (child := os.fork()):
-        for use in (lambda: watch.list(), lambda: next(watch), lambda: next(batches)):
+        for use in (lambda: watch.list(), lambda: next(watch), lambda: next(batches),
+                    lambda: without_thread.position):
             try:
                 use()
             except liveness.ReportError as error:
@@ -894,7 +896,7 @@ def test_a_watch_from_before_a_fork_is_refused_in_the_child() -> None:
             check=True,
         )
     lines = done.stdout.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         assert "made before a fork" in line
         assert "in each worker after the fork" in line

@@ -267,6 +267,7 @@ def test_a_program_with_threads_watches_a_cluster(
 ) -> None:
     host.online("ada")
     with liveness.watch_sync(cluster=redis.settings(), position=OLDEST) as watch:
+        watch.connected()
         assert shown(next(watch)) == "+ada"
         host.online("bob", "eve")
         assert [shown(event) for event in next(watch.batches())] == ["+bob", "+eve"]
