@@ -222,7 +222,7 @@ class Dialer:
             await link.aclose()
             raise
         self._linked_at = anyio.current_time()
-        self._needs_link = False
+        self._needs_link, self._pause_s = False, 0.0
         return link
 
     def say_linked(self) -> None:

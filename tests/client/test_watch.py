@@ -18,9 +18,16 @@ from trio.testing import MockClock
 
 import liveness
 from liveness.client.damped_records import DampedRecords
-from liveness.client.dialer import MAX_REFUSED_BACKOFF_S, LinkLost
+from liveness.client.dialer import (
+    MAX_REFUSED_BACKOFF_S,
+    RETRY_S,
+    Dialer,
+    LinkLost,
+    watcher_hello,
+)
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
+from liveness.core.wire.framing import encode
 from liveness.errors import WireError
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.helpers.log_peer import SOON_S, LogPeer
@@ -679,16 +686,27 @@ async def test_it_waits_for_a_sidecar_that_starts_later(
     assert line.startswith(f"mailer: no link to the sidecar at {peer.path}: it is not")
 
 
+async def test_a_pause_ends_with_a_link_and_does_not_delay_the_next_one(
+    peer: LogPeer, autojump_clock: MockClock
+) -> None:
+    dialer = Dialer(str(peer.path), "mailer", pause_between=max)
+    hello = encode(["hello", watcher_hello("mailer", "all", ack=False)])
+    dialer.ended(OSError("away"))
+    began = trio.current_time()
+    for _ in range(3):
+        link = await dialer.open(lambda: hello)
+        assert trio.current_time() == pytest.approx(began + RETRY_S[1])
+        await link.aclose()
+
+
 async def test_its_pauses_are_random_and_grow_while_it_is_refused(
     peer: LogPeer, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer.greeting = packed(error("not-allowed"))
-    at: list[float] = []
     async with Watch(str(peer.path)) as watch:
         with trio.move_on_after(600):
             await anext(watch)
     assert 20 <= len(peer.hellos) <= 60
-    assert at == []
     (line,) = {*caplog.messages}
     assert r"refuses this reader: for\nnow (not-allowed). What to do: allow" in line
     assert caplog.records[0].levelno == logging.ERROR
