@@ -629,7 +629,7 @@ def test_a_frame_that_was_refused_is_counted_and_the_link_goes_on() -> None:
 
 def test_a_bye_ends_the_link() -> None:
     with pytest.raises(LinkLost, match="it says bye: restart"):
-        take(linked(), ("bye", {"reason": "restart"}))
+        take(linked(), ("bye", {"reason": "restart", "later": 1}, "more"))
 
 
 # --- what no sidecar says --------------------------------------------------------------
