@@ -76,7 +76,8 @@ class Client:
         self._link_began: float | None = None  # the first write after the welcome
         self._host_offset = 0.0  # from the clock of logins to CLOCK_MONOTONIC
         self.reports.unfinished_ends = self.inbox.unfinished
-        self._fresh = fresh  # None: unless `adopt_older` is called before the first link
+        # None: it is fresh unless `adopt_older` is called before the first link.
+        self._fresh = fresh
         self._has_older = False  # connections, of an earlier process
         # The sidecar refused this gateway, or gave its name to another process, since the
         # latest welcome.
