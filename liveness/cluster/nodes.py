@@ -202,7 +202,11 @@ class RedisNode:
             await checkpoint_if_cancelled()  # coredis raises this in place of it
             raise
         if self._must_keep:
-            await self._check_policy(connection)
+            try:
+                await self._check_policy(connection)
+            except BaseException:
+                connection.invalidate()  # it would stay open
+                raise
         return connection
 
     async def _check_policy(self, connection: "RedisConnection") -> None:
@@ -214,7 +218,6 @@ class RedisNode:
         else:
             _, _, policy = found.partition(b"maxmemory_policy:")
             if policy.startswith(b"allkeys-"):
-                connection.invalidate()
                 why = f"its maxmemory-policy {policy.split()[0].decode()} deletes keys"
                 raise CallError("memory", f"Redis at {self.address}: {why}")
 

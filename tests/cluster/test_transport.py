@@ -96,3 +96,27 @@ async def test_what_comes_without_end_is_parsed_in_pieces_and_ends_the_connectio
         nursery.cancel_scope.cancel()
     assert pieces.bytes <= MOST_BYTES + 2 * PIECE_BYTES
     assert pieces.most_in_a_pass <= PIECE_BYTES
+
+
+async def test_a_connection_whose_policy_is_not_answered_is_closed() -> None:
+    closed = trio.Event()
+
+    async def greet(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(HELLO)
+        with suppress(trio.BrokenResourceError):
+            while await stream.receive_some():
+                pass
+        closed.set()
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, greet, [listener])
+        settings = ClusterSettings(url=f"redis://127.0.0.1:{port}")
+        async with connected(settings, timeout_s=0.2, must_keep=True) as redis:
+            with pytest.raises(CallError, match=r"no answer within 0\.2 s"):
+                await redis.meta(0, "v")
+            with trio.fail_after(PATIENT_S):
+                await closed.wait()
+        nursery.cancel_scope.cancel()
