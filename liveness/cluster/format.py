@@ -149,7 +149,7 @@ def host_of(value: bytes) -> StoredHost:
         raise ValueError(f"not the bytes of a host: {value!r}")
     epoch, incarnation, state, *numbers = map(int, _HOST.unpack_from(value))
     log = value[_HOST.size :].decode()
-    return StoredHost(epoch, incarnation, HostState(state), *numbers, log)  # type: ignore[call-arg, arg-type]
+    return StoredHost._make((epoch, incarnation, HostState(state), *numbers, log))
 
 
 class Place(NamedTuple):
