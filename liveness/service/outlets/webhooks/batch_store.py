@@ -109,11 +109,14 @@ def bury_batch(
     most: int,
     wall_ms: int,
     now_ms: int,
-) -> StoredBatch | None:
-    """Turn a request's records into dead letters, and forget it; return the next one.
+) -> tuple[StoredBatch | None, int, int]:
+    """Turn a request's records into dead letters, and forget it.
 
     *batch* counts its last attempt. *wall_ms* is the time to show, and *now_ms* the
     same moment by the state's clock. Above *most* letters, the oldest are deleted.
+
+    Returns:
+        The next request, how many letters are kept, and how many were deleted.
     """
     db.executemany(
         "insert into dead (outlet, log, seq, record, id, attempts, at_ms, status, answer) "
@@ -123,12 +126,14 @@ def bury_batch(
             for record in records_in(batch.body)
         ],
     )
+    count = count_letters(db, outlet)
+    excess = max(0, count - most)
     db.execute(
         "delete from dead where number in (select number from dead "
         "where outlet = ? order by number limit ?)",
-        [outlet, max(0, count_letters(db, outlet) - most)],
+        [outlet, excess],
     )
-    return finish_batch(db, outlet, batch, now_ms)
+    return finish_batch(db, outlet, batch, now_ms), count - excess, excess
 
 
 def count_letters(db: sqlite3.Connection, outlet: str) -> int:

@@ -261,16 +261,16 @@ class WebhookOutlet(Outlet):
         self, batch: StoredBatch, answer: PostAnswer
     ) -> StoredBatch | None:
         """Turn a request's records into dead letters; delivery continues."""
-        clock, kept = self._access.clock, self.dead_kept
+        clock = self._access.clock
         bury = partial(
             batch_store.bury_batch,
             most=self.settings.max_dead,
             wall_ms=clock.wall_ms(),
             now_ms=clock.state_ms(),
         )
-        left = await self._store(bury, batch, answer.status, answer.text)
-        self.dead_kept = await self._store(batch_store.count_letters)
-        deleted = kept + batch.records - self.dead_kept
+        left, self.dead_kept, deleted = await self._store(
+            bury, batch, answer.status, answer.text
+        )
         self.dead += batch.records
         self.dead_deleted += deleted
         self.now_is(

@@ -1,5 +1,6 @@
 """Records that a receiver refuses become dead letters, and are sent again by hand."""
 
+from liveness.service.outlets.webhooks import batch_store
 from liveness.service.outlets.webhooks.webhook_outlet import REFUSED_PAUSE_S
 from tests.service.outlets.outlet_rig import OutletRig, off, on
 from tests.service.outlets.webhooks.receiver import (
@@ -59,6 +60,20 @@ async def test_the_oldest_dead_letters_make_place(
         assert (outlet.now().dead_kept, outlet.now().dead_deleted) == (3, 2)
     async with outlet_to(receiver.url, rig, max_dead=3) as outlet:
         await until(lambda: outlet.now().dead_kept == 3)
+
+
+async def test_a_letter_that_was_dropped_does_not_count_as_deleted(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.usually = answering(400)
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().dead == 1)
+        # A drop whose result the outlet does not have yet.
+        await rig.store.run(lambda db: batch_store.delete_letters(db, outlet.name))
+        rig.publish(on(2))
+        await until(lambda: outlet.now().dead == 2)
+        assert (outlet.now().dead_kept, outlet.now().dead_deleted) == (1, 0)
 
 
 async def test_users_only_has_users_as_subjects_by_hand_too(
