@@ -101,7 +101,7 @@ async def test_a_replica_takes_over(redis_cluster: RedisCluster, how: str) -> No
     wait_until(lambda: redis_cluster.master_of(keys_of("lv", 3).meta) is not master)
 
 
-async def test_a_new_master_is_found_before_the_next_call(
+async def test_a_new_master_is_found_while_calls_fail(
     redis_cluster: RedisCluster,
 ) -> None:
     async with connected(redis_cluster.settings()) as redis:

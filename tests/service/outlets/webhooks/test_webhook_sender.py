@@ -273,6 +273,17 @@ async def test_a_connection_is_used_again_soon_unless_the_receiver_has_closed_it
     assert [request.connection for request in receiver.received] == [1, 1, 2, 2, 3]
 
 
+async def test_a_connection_is_not_used_again_after_more_than_one_answer(
+    receiver: Receiver,
+) -> None:
+    """The second one would be taken for the answer to the next request."""
+    receiver.next.append(saying(2 * (HEAD + b"12345")))
+    async with sender_to(receiver.url) as sender:
+        for number in range(2):
+            assert (await sender.post(f"msg_{number}", BODY)).is_accepted
+    assert [request.connection for request in receiver.received] == [1, 2]
+
+
 # --- TLS ------------------------------------------------------------------------------
 
 
