@@ -573,7 +573,7 @@ def cluster() -> list[Panel]:
                 "Sessions listed anew",
                 "Times that a partition began to list all sessions of its host: after "
                 "Redis lost them, or the host was taken for lost. mismatches: Redis had "
-                "other sessions than the log, which must not be: see "
+                "other users than hosts had brought, which must not be: see "
                 "LivenessClusterAuditMismatch.",
                 query(increase("instance", "liveness_cluster_calls_total", LISTED)),
                 query(
