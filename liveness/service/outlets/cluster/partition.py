@@ -71,7 +71,7 @@ class Partition:
         # Calls without an answer since the last one with: all, and those with changes.
         self._failures = 0
         self._refusals = 0
-        self._lists_in_vain = 0  # since changes were taken
+        self._lists_in_vain = 0  # since it last followed
 
     # --- records --------------------------------------------------------------
 
