@@ -75,6 +75,7 @@ def taken(
         found = no_clocks()._replace(away=max(0.0, (at_ms - stopped_ms) / 1000))
         for column, content in zip(found.columns, decode(body), strict=True):
             column.frombytes(content)
+        found.check()
         clocks = found
     except (ValueError, TypeError) as error:
         _log.warning(

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import structlog
 
+from liveness.core.records import EVENTS
 from liveness.core.wheel.restart import Clocks
 from liveness.errors import StateError
 from liveness.service.storage import clocks_file
 
 STOPPED_MS = 1_000_000
+INF, NAN = float("inf"), float("nan")
 
 Clock = tuple[int, float, float, float, int]
 
@@ -146,6 +148,46 @@ def test_a_file_with_a_wrong_bit_gives_fresh_timeouts(tmp_path: Path) -> None:
             assert take(tmp_path) == [], (place, bit)
         assert len(said) == 1
         assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *[("timeouts", value) for value in (-1.0, 86_401.0, INF, NAN)],
+        *[("remaining", value) for value in (-0.1, 2e5, INF, -INF, NAN)],
+        *[("silences", value) for value in (1e300, -1e300, INF, -INF, NAN)],
+        *[("events", value) for value in (-1, len(EVENTS), 127, -128)],
+    ],
+)
+def test_a_file_with_values_that_no_stop_writes_gives_fresh_timeouts(
+    tmp_path: Path, column: str, value: float
+) -> None:
+    clocks = clocks_of([5, 7])
+    getattr(clocks, column)[1] = value
+    is_refused(tmp_path, clocks, "its columns hold values that no stop writes")
+
+
+def test_a_file_whose_columns_differ_in_length_gives_fresh_timeouts(
+    tmp_path: Path,
+) -> None:
+    clocks = clocks_of([5, 7])
+    clocks.silences.pop()
+    is_refused(tmp_path, clocks, "its columns are of different lengths")
+
+
+def test_a_file_from_before_all_clocks_gives_fresh_timeouts(tmp_path: Path) -> None:
+    error = "its columns hold values that no stop writes"
+    is_refused(tmp_path, clocks_of([5, 7]), error, at_ms=-(2**60))
+
+
+def is_refused(
+    folder: Path, clocks: Clocks, error: str, *, at_ms: int = STOPPED_MS
+) -> None:
+    """Check that a file with a right checksum is not used for a start."""
+    clocks_file.write(folder, log="abc", seq=7, at_ms=at_ms, clocks=clocks)
+    with structlog.testing.capture_logs() as said:
+        assert take(folder) == []
+    assert [line["error"] for line in said] == [error]
 
 
 # --- links and pipes in its place --------------------------------------------------------
