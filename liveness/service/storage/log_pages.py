@@ -22,6 +22,7 @@ from zlib import crc32
 from liveness.core.records import TIMER, Logged, Record, TimerRecord, record_of
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.core.wire.framing import decode
+from liveness.service.storage.database import meta
 
 # The first and last seq of consecutive records.
 SeqRange = tuple[int, int]
@@ -36,6 +37,8 @@ READ_PAGES: Final = 256
 READ_BYTES: Final = 2**18
 
 END: Final = 2**63 - 1
+# A key of `meta`: pages up to this seq count as deleted, as SQLite could not delete them.
+TRIMMED: Final = "trimmed"
 
 _KIND: Final = Record._fields.index("kind")
 _GATEWAY: Final = Record._fields.index("gateway")
@@ -45,7 +48,7 @@ _TIMER_GATEWAY: Final = TimerRecord._fields.index("gateway")
 _BOUNDS: Final = struct.Struct("<3q")
 
 # A column of a damaged page may have any type, and JSON has no blobs.
-COLUMNS: Final = (
+_COLUMNS: Final = (
     "last, cast(first as integer) as first, cast(newest as integer) as newest"
 )
 _READ: Final = f"""
@@ -56,7 +59,7 @@ with sized (last, size) as (
 select json_group_array(json_array(last, first, newest, crc, size)),
     cast(group_concat(cast(records as text), '') as blob)
 from (
-    select {COLUMNS}, cast(crc as integer) as crc, records,
+    select {_COLUMNS}, cast(crc as integer) as crc, records,
         ifnull(length(cast(records as blob)), 0) as size
     from log where last > :after and last <= (
         select coalesce(max(last) filter (where size <= {READ_BYTES}), min(last))
@@ -203,18 +206,25 @@ def damaged_ranges(
 
 def oldest(db: sqlite3.Connection) -> int:
     """The oldest seq kept; 1 if the log is empty."""
-    query = "select last, first from log order by last limit 1"
+    query = "select last, first from log where last > ? order by last limit 1"
+    after = trimmed(db)
     try:
-        row = db.execute(query).fetchone()
+        row = db.execute(query, [after]).fetchone()
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
     else:
         if row is None:
-            return 1
+            return after + 1
         if _is_plausible(*row):
             return int(row[1])
-    return next((page.first for page in pages(db, after=0, until=END)), 1)
+    return next((page.first for page in pages(db, after=after, until=END)), after + 1)
+
+
+def trimmed(db: sqlite3.Connection) -> int:
+    """The last seq of the pages that SQLite could not delete; 0 if there are none."""
+    value = meta(db, TRIMMED)
+    return value if isinstance(value, int) else 0
 
 
 def newest(db: sqlite3.Connection) -> int:

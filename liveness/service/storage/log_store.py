@@ -285,9 +285,12 @@ class LogStore:
         rows of `online` are checked when they are restored (`core/wheel/restart.py`).
         """
         check_structure(self._db, TABLES_BESIDE_LOG)
+        first, next_seq = self.bounds()
+        if first > next_seq:
+            raise damage_error("its meta has a seq behind the end of the log")
         for table in ("cursors", "trimmed"):
             query = f"select coalesce(max(seq), 0) from {table}"
-            if self._db.execute(query).fetchone()[0] >= self.bounds()[1]:
+            if self._db.execute(query).fetchone()[0] >= next_seq:
                 raise damage_error(f"{table} has a seq behind the end of the log")
 
     def cursors(self) -> dict[tuple[str, str], CursorRow]:

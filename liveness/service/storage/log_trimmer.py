@@ -8,8 +8,11 @@ Some hundred marks are enough to know an age to a hundredth of the retention.
 
 import json
 import sqlite3
+from collections.abc import Callable
 from functools import partial
 from typing import Final
+
+import structlog
 
 from liveness.core.wire.uids import is_natural
 from liveness.service.storage import log_pages
@@ -45,6 +48,8 @@ _TRIMMED_UNKNOWN: Final = "update trimmed set seq = :seq where seq < :seq"
 _FORGET_TRIMMED: Final = (
     "delete from trimmed where name not in (select name from cursors)"
 )
+
+_log = structlog.get_logger("journal")
 
 
 # A seq and a moment: all records up to the seq were written by then.
@@ -112,8 +117,8 @@ class LogTrimmer:
         )
         # As a script: `execute` would stop after the first page.
         vacuum = f"pragma incremental_vacuum({TRIM_PAGES})"
-        give_back = partial(self._db.executescript, vacuum)
-        self._reserve.lend(self._db, give_back, room=WAL_ROOM_BYTES)
+        # Where the file is damaged, free pages stay in it, and are used again.
+        self._free(partial(self._db.executescript, vacuum))
         return is_behind
 
     def delete_oldest(
@@ -146,14 +151,40 @@ class LogTrimmer:
             reached = page.last
         if count:
             remove = partial(self._remove, reached, newest, unknown)
-            self._reserve.lend(db, remove, room=WAL_ROOM_BYTES)
+            if not self._free(remove):
+                remove(stays=True)
+                _log.warning(
+                    "old records cannot be deleted, as the file is damaged: they stay in "
+                    "it, and are not read any more",
+                    until=reached,
+                )
         return count >= TRIM_RECORDS
 
-    def _remove(self, last: int, newest: dict[str, int], unknown: int) -> None:
-        """Delete pages up to *last*, and store what each name has thereby lost."""
+    def _free(self, call: Callable[[], object]) -> bool:
+        """Call a function that frees space; return False if damage keeps it from that."""
+        try:
+            self._reserve.lend(self._db, call, room=WAL_ROOM_BYTES)
+        except sqlite3.DatabaseError as error:
+            if not log_pages.is_damage(error):
+                raise
+            return False
+        return True
+
+    def _remove(
+        self, last: int, newest: dict[str, int], unknown: int, *, stays: bool = False
+    ) -> None:
+        """Delete pages up to *last*, and store what each name has thereby lost.
+
+        With *stays* the pages only count as deleted. SQLite balances a page with those
+        beside it, so it cannot delete the neighbours of a damaged one either.
+        """
         db = self._db
         with transaction(db):
             db.execute(_TRIMMED_NAMES, [log_pages.oldest(db) - 1])
             db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
             db.execute(_TRIMMED_UNKNOWN, {"seq": unknown})
-            db.execute("delete from log where last <= ?", [last])
+            if stays:
+                db.execute(PUT_META, [log_pages.TRIMMED, last])
+            else:
+                query = "delete from log where last > ? and last <= ?"
+                db.execute(query, [log_pages.trimmed(db), last])

@@ -13,8 +13,8 @@ import pytest
 from liveness.core.cursors import CursorRow
 from liveness.core.records import Subscription
 from liveness.errors import StateError
-from liveness.service.storage.database import check_structure, reading
-from liveness.service.storage.log_pages import PAGE_RECORDS
+from liveness.service.storage.database import PUT_META, check_structure, reading
+from liveness.service.storage.log_pages import PAGE_RECORDS, TRIMMED
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers import disk
 from tests.service.storage.journals import (
@@ -185,6 +185,31 @@ def test_a_full_log_with_a_damaged_page_is_trimmed(store: LogStore) -> None:
     overwrite(store, "records = x'00' where last = 5")
     trim(store, most_bytes=1)
     assert store.bounds() == (11, 16)
+
+
+def test_a_log_with_a_damaged_tree_is_trimmed_past_the_damage(tmp_path: Path) -> None:
+    """What SQLite cannot delete stays in the file, and is not read any more."""
+    with closing(LogStore(tmp_path)) as store:
+        fill(store, *[40] * 100)
+    disk.tear_a_leaf(store.path, "log", 3)
+    for _ in range(2):
+        with closing(LogStore(tmp_path)) as store:
+            store.check()
+            while trim(store, most_bytes=1):
+                pass
+            assert store.bounds() == (3_961, 4_001)
+            assert seqs_of(store) == [(1, 3_960), *range(3_961, 4_001)]
+    left = disk.rows(store.path, "select last from log where last > 2000")
+    assert left == [(4_000,)]
+
+
+def test_a_log_that_says_it_was_trimmed_past_its_end_is_refused(
+    store: LogStore,
+) -> None:
+    fill(store, 3)
+    store._db.execute(PUT_META, [TRIMMED, 900])
+    with refused(store, "its meta has a seq behind the end of the log"):
+        store.check()
 
 
 DAMAGED_BYTES = (4, 4_096)
