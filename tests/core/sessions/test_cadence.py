@@ -103,9 +103,7 @@ def test_within_the_first_timeout_nothing_is_known_of_longer_silences(
     assert interval(scene) == 1
 
 
-def test_users_with_a_timeout_of_their_own_do_not_count(
-    scene: Scene,
-) -> None:
+def test_users_with_a_timeout_of_their_own_do_not_count(scene: Scene) -> None:
     scene.login("g", CROWD, timeout=600)
     speak(scene, CROWD, 25, 10)
     assert interval(scene) is None
@@ -175,9 +173,7 @@ def test_an_interval_is_forgotten_when_users_cease_to_speak(scene: Scene) -> Non
     assert interval(scene) is None
 
 
-def test_a_new_gateway_inherits_nothing_from_a_forgotten_one(
-    scene: Scene,
-) -> None:
+def test_a_new_gateway_inherits_nothing_from_a_forgotten_one(scene: Scene) -> None:
     scene.login("g", CROWD)
     speak(scene, CROWD, 20, 5)
     scene.logout("g", CROWD)

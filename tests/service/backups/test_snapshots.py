@@ -137,6 +137,20 @@ def test_a_restored_outlet_goes_on_from_its_cursor_and_has_its_dead_letters(
     assert goes_on_after == 7
 
 
+def before_each_statement(
+    call: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Call this before each statement that a backup executes."""
+
+    @contextmanager
+    def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
+        with reading(path) as db:
+            db.set_trace_callback(lambda _statement: call())
+            yield db
+
+    monkeypatch.setattr(files, "reading", disturbed)
+
+
 def test_no_backup_has_a_cursor_beyond_its_log(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,19 +162,13 @@ def test_no_backup_has_a_cursor_beyond_its_log(
             closing(sqlite3.connect(folder / outlet_schema.DATABASE))
         )
 
-        def disturb(_statement: str) -> None:
+        def disturb() -> None:
             fill(store, 1)
             with outlets:
                 newest = store.bounds()[1] - 1
                 outlets.execute("update cursors set seq = ?", [newest])
 
-        @contextmanager
-        def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
-            with reading(path) as db:
-                db.set_trace_callback(disturb)
-                yield db
-
-        monkeypatch.setattr(files, "reading", disturbed)
+        before_each_statement(disturb, monkeypatch)
         with files.opened(folder) as state:
             log, _timers, cursors = state._databases.values()
             (newest,) = log.execute("select max(last) from log").fetchone()
@@ -219,17 +227,11 @@ def test_no_backup_has_an_attempt_that_its_log_lacks(
     """Before each statement a record is written, and the table follows."""
     with opened(folder) as (store, table):
 
-        def disturb(_statement: str) -> None:
+        def disturb() -> None:
             fill(store, 1)
             table.follow(store.bounds()[1] - 1)
 
-        @contextmanager
-        def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
-            with reading(path) as db:
-                db.set_trace_callback(disturb)
-                yield db
-
-        monkeypatch.setattr(files, "reading", disturbed)
+        before_each_statement(disturb, monkeypatch)
         with files.opened(folder) as state:
             log, timers = state._databases.values()
             (newest,) = log.execute("select max(last) from log").fetchone()
