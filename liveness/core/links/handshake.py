@@ -44,7 +44,7 @@ class SkippedRanges(dict[str, tuple[int | None, int]]):
     def searched(self, gateway: str, reached: int) -> None:
         """Note that the records of a gateway were searched up to *reached*."""
         _, until = self[gateway]
-        if reached < until:  # maybe not all of it was durable
+        if reached < until:  # there are more, or it skipped more meanwhile
             self[gateway] = reached, until
         else:
             del self[gateway]

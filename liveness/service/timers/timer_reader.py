@@ -91,6 +91,8 @@ def attempts(
         where next is not null and next <= ? and state = 'fired' and gateway = ?
             and seq > ? and seq <= ? order by seq limit ?
     """
+    # A damaged key must not keep the other timers from being read.
+    db.text_factory = lambda text: text.decode(errors="replace")
     return db.execute(query, [due_until, gateway, after, until, limit]).fetchall()
 
 

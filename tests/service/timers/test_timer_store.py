@@ -427,6 +427,21 @@ def test_orders_beside_one_about_a_damaged_timer_are_applied(table: TimerStore) 
     assert states(table) == {**states(table), "pending": 1, "cancelled": 2}
 
 
+@pytest.mark.parametrize("column", ["key", "payload"])
+def test_attempts_beside_a_damaged_one_are_found(
+    table: TimerStore, column: str
+) -> None:
+    fill(table, 3)
+    table.write([first_run(n, n, 8) for n in (1, 2, 3)])
+    change(table, f"update timers set {column} = {NO_TEXT} where id = 2")
+    with reading(table.path) as db:
+        found = timer_reader.attempts(
+            db, "g", after=0, until=3, due_until=ALL_MS, limit=9
+        )
+    assert [seq for _, seq in found] == [1, 2, 3]
+    assert [key for key, _ in found][::2] == ["k1", "k3"]
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_coming_timers_are_read_in_pages(table: TimerStore, limit: int) -> None:
     due = (9, 7, 7, 3, 7, 9, 8, 7)
