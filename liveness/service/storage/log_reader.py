@@ -211,7 +211,8 @@ class LogReader:
         """Search the whole log, from its beginning or, with *is_back*, from its end.
 
         Gives the matching records of each chunk, in that order; and the oldest seq that
-        was searched, with its page's stamp, if there are older ones to search.
+        was searched, with the stamp of the first whole page there, if there are older
+        ones to search.
         """
         place = END if is_back else 0
         is_last = False
@@ -225,10 +226,9 @@ class LogReader:
                     place = after = max(begin, until - CHUNK_RECORDS)
                     is_last = after == begin
                     if not is_last:
-                        stamp = "select newest from log where last > ? order by last"
-                        back_to = LogPosition(
-                            after + 1, *db.execute(stamp, [after]).fetchone()
-                        )
+                        whole = log_pages.pages(db, after=after, until=END)
+                        stamps = (page.newest for page in whole)
+                        back_to = LogPosition(after + 1, next(stamps, 0))
                 else:
                     after = max(place, begin)
                     place = until = min(end, after + CHUNK_RECORDS)
