@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from liveness.errors import StartError
-from liveness.service.common.logs import LogThrottle
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.components import SidecarService
 from liveness.service.links.sockets import UnixListener
 
@@ -26,7 +26,6 @@ from liveness.service.links.sockets import UnixListener
 STATUS_EVERY_S: Final = 10.0
 # A notification that the manager has not read within this time is dropped.
 SEND_S: Final = 1.0
-LOG_S: Final = 60.0
 
 _FIRST_DESCRIPTOR: Final = 3  # SD_LISTEN_FDS_START
 
@@ -45,7 +44,7 @@ class ServiceManager:
         # An abstract socket's name begins with @ there, and with NUL for the kernel.
         self._address = re.sub("^@", "\0", environ.get("NOTIFY_SOCKET", ""))
         self.watchdog_s = _watchdog_s(environ, pid)
-        self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
 
     def socket(self, path: Path) -> UnixListener | None:
         """The socket at *path*, where clients look for it; None if none was passed.
