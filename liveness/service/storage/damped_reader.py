@@ -129,7 +129,7 @@ class DampedReader:
         """
         entries: list[TailEntry] = []
         damper, log_writer = self._damper, self._log_writer
-        if self.tail.is_behind and not (damper and damper.is_busy):
+        if self.tail.is_behind and (damper is None or not damper.is_busy):
             entries = await self.tail.take(
                 limit, wall_ms=self._clock.wall_ms(), most_bytes=most_bytes
             )

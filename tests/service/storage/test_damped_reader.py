@@ -103,6 +103,16 @@ async def test_the_position_stays_before_what_was_not_taken_yet(log: Log) -> Non
     assert not damped.is_behind
 
 
+async def test_nothing_more_is_read_before_what_was_read_is_taken(log: Log) -> None:
+    damped = reader(log, Subscription("g", ALL.kinds - {"moved"}))
+    publish(log, off(1), on(2, gateway="h", at_s=1), on(3, "bob", at_s=2))
+    assert await take(damped, 2, limit=1) == []  # the offline waits
+    for taken in ([1], []):
+        assert [r.seq for r in await take(damped, 2, limit=1)] == taken
+        assert (damped.tail.position, damped.waiting) == (2, 0)
+    assert [r.seq for r in await take(damped, 2, limit=1)] == [3]
+
+
 async def test_a_far_behind_reader_leaves_out_the_same_as_one_that_follows(
     log: Log,
 ) -> None:
