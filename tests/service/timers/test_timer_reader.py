@@ -102,6 +102,18 @@ def test_the_newest_timer_of_a_key_is_listed_for_each_gateway(
     assert {timer["gateway"]: timer["created"] for timer in told} == newest
 
 
+def test_a_list_fails_at_a_damaged_timer_and_filters_list_the_others() -> None:
+    row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
+    with closing(table([row, {**row, "key": "b"}])) as db:
+        db.execute("update timers set payload = cast(x'ff' as text) where id = 2")
+        page = timer_reader.list_timers(
+            db, {"key": "a"}, before=MAX_INTEGER, limit=9, ahead_ms=0
+        )
+        assert [timer["created"] for timer in json.loads(page.timers)] == [1]
+        with pytest.raises(sqlite3.OperationalError, match="UTF-8"):
+            timer_reader.list_timers(db, {}, before=MAX_INTEGER, limit=9, ahead_ms=0)
+
+
 @pytest.mark.parametrize(
     ("wanted", "indexes"),
     [
