@@ -83,8 +83,8 @@ def parts(name: str, db: sqlite3.Connection) -> Iterator[PartResult]:
     places = ", ".join(f"{first:,} to {last:,}" for first, last in lost[:MOST_NAMED])
     if len(lost) > MOST_NAMED:
         places += " and at other places"
-    told = f"records {places} ({missing:,} of {count:,}); the others can be read"
-    yield name, "log", False, told
+    text = f"records {places} ({missing:,} of {count:,}); the others can be read"
+    yield name, "log", False, text
 
 
 def damaged(name: str, part: str, error: Exception) -> PartResult:

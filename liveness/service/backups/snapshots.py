@@ -100,7 +100,7 @@ class StateCopy:
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
             found = parts(path.name, copy)
-            if faults := [told for *_, is_whole, told in found if not is_whole]:
+            if faults := [text for *_, is_whole, text in found if not is_whole]:
                 raise StateError(
                     f"{path} is damaged ({'; '.join(faults)}); no backup was made: keep "
                     "the previous one, and see `liveness check-state`"
