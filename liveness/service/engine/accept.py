@@ -40,7 +40,7 @@ async def accept_links(
         with engine.accepting:
             while True:
                 if engine.is_draining_backlog and not acceptor.has_waiting():
-                    engine.backlog_accepted()
+                    engine.is_draining_backlog = False
                 sock = await acceptor.accept()
                 try:
                     peer = peer_of(sock)

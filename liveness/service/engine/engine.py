@@ -123,9 +123,6 @@ class Engine:
 
     # --- links come and go ----------------------------------------------------
 
-    def backlog_accepted(self) -> None:
-        self.is_draining_backlog = False
-
     def connected(self, sock: Socket, peer: Peer, delivery: Delivery) -> LinkSocket:
         self._links += 1
         with self.shell as server:

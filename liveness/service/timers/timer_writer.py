@@ -55,9 +55,8 @@ class TimerWriter:
         self._first = ""  # the gateway whose turn was first in the last transaction
         # By gateway: the lowest ticket of the commands that are being written.
         self._writing: dict[str, int] = {}
-        self._fires_until = (
-            0  # the log's attempts up to this seq were given to `add_fires`
-        )
+        # The log's attempts up to this seq were given to `add_fires`.
+        self._fires_until = 0
         self._wake = Notifier()
 
     @property
