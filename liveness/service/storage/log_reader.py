@@ -111,13 +111,13 @@ class RecordFilter(NamedTuple):
         assert self.uid is not None
         return identity(self.uid) in (identity(record.uid), identity(user))
 
-    def may_be_in(self, page: LogPage) -> bool:
-        """Whether a page may have a matching record."""
+    def may_be_in(self, page: LogPage, needed: list[list[bytes]]) -> bool:
+        """Whether a page may have a matching record, which *needed* describes."""
         since = -inf if self.since is None else self.since
         until = inf if self.until is None else self.until + OLDER_MS
-        return since <= page.newest < until and has_all(page, self._needed())
+        return since <= page.newest < until and has_all(page, needed)
 
-    def _needed(self) -> list[list[bytes]]:
+    def needed(self) -> list[list[bytes]]:
         """What the page of a matching record contains, as `has_all` has it."""
         needed: list[list[bytes]] = []
         if self.uid is not None:
@@ -250,11 +250,11 @@ def _search(
 
     Also the records there that are damaged.
     """
-    found = list[LogPage]()
+    found, needed = list[LogPage](), query.needed()
 
     def searched() -> Iterator[LogPage]:
         for page in log_pages.pages(db, after=after, until=until):
-            if query.may_be_in(page):
+            if query.may_be_in(page, needed):
                 found.append(page)
             yield page
 
