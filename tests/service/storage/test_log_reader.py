@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=[20_000, 1_001, 299, 100])
+@pytest.fixture(params=[20_000, 1_001, 299, 50])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Search in one chunk, and in chunks that begin and end within pages."""
     chunks_of(request.param, monkeypatch)
