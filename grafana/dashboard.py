@@ -284,10 +284,9 @@ def gateways() -> list[Panel]:
         ),
         curves(
             "Unacknowledged",
-            "Records that a gateway was sent and has not acknowledged, at most "
-            "limits.window. Normally it returns to 0. A gateway that stays high does "
-            "not process its records: restart it; nothing is lost, they are delivered "
-            "again.",
+            "Records that a gateway was sent and has not acknowledged, at most 10,000. "
+            "Normally it returns to 0. A gateway that stays high does not process its "
+            "records: restart it; nothing is lost, they are delivered again.",
             query(by("gateway", "liveness_link_unacked", THROUGH)),
             width=6,
         ),
@@ -337,8 +336,7 @@ def gateways() -> list[Panel]:
         curves(
             "Streams",
             "Streaming answers over HTTP: readers of /v1/feed, live pages, and lists "
-            "of everyone online. At most http.max_streams; at that, find who has them "
-            "open, or raise it.",
+            "of everyone online. At most 32; at that, find who has them open.",
             query(by("stream", "liveness_streams")),
         ),
     ]

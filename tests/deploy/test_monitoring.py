@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from grafana.dashboard import FILE, WIDTH, text
 from grafana.runbook import alerts, links
 from liveness.config.settings import SETTINGS
-from liveness.metrics.counts import Counts
-from tests.helpers.fixed_limits import FIXED_LIMITS
+from liveness.metrics.counts import LIMITS, Counts
 from tests.helpers.pages import anchors
 from tests.helpers.processes import promtool
 from tests.helpers.tree import ROOT
@@ -281,4 +280,4 @@ def test_the_settings_that_the_dashboard_names_exist() -> None:
     said = "".join(panel["description"] for panel in PANELS)
     sections = "limits|timers|state|http|guard|access|socket|logging|cluster"
     named = set(re.findall(rf"\b(?:{sections})\.[a-z_]+", said))
-    assert named <= {setting.name for setting in SETTINGS} | FIXED_LIMITS.keys()
+    assert named <= {setting.name for setting in SETTINGS} | {*LIMITS}

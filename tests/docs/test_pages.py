@@ -5,6 +5,7 @@ the command line's own help. What the documents show to work is run in
 `tests/system/test_documents.py`.
 """
 
+import ast
 import json
 import re
 import shlex
@@ -30,7 +31,7 @@ from liveness.config.settings import SETTINGS, outlet_settings
 from liveness.config.sources import FILE_VARIABLE, load
 from liveness.errors import LivenessError
 from liveness.metrics.collector import Collector
-from liveness.metrics.counts import HttpRefusal
+from liveness.metrics.counts import LIMITS, HttpRefusal
 from liveness.metrics.now import OUTLET_STATES
 from liveness.service.outlets.webhooks import cloud_events
 from liveness.text import ID_KEYS, json_line
@@ -215,15 +216,28 @@ def test_every_variable_exists() -> None:
     assert set(re.findall(r"LIVENESS_[A-Z_]+", WHOLE)) == known
 
 
+_SECTIONS: Final = "|".join(sorted({setting.section for setting in SETTINGS} - {""}))
+
+
 def test_every_setting_that_is_named_exists() -> None:
-    sections = {setting.section for setting in SETTINGS if setting.section}
     # Some files begin as a section does: timers.db, http.py, limits.md.
-    name = rf"\b(?:{'|'.join(sections)})\.(?!db\b|py\b|md\b)[a-z_]+"
+    name = rf"\b(?:{_SECTIONS})\.(?!db\b|py\b|md\b)[a-z_]+"
     named = set(re.findall(name, inline(WHOLE)))
-    assert named <= {setting.name for setting in SETTINGS} | FIXED_LIMITS.keys()
+    assert named <= {setting.name for setting in SETTINGS} | {*LIMITS}
     named = set(re.findall(r"\b(?:webhooks|kafka)\.NAME\.[a-z_]+", inline(WHOLE)))
     own = {it.name for name in OUTLETS for it in outlet_settings(name, "NAME")}
     assert named <= own
+
+
+def test_every_setting_that_an_error_names_exists() -> None:
+    known = {setting.name for setting in SETTINGS}
+    for path in sorted((ROOT / "liveness").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = str(node.value) if isinstance(node, ast.Constant) else ""
+            named = re.findall(rf"\(((?:{_SECTIONS})\.[a-z_]+)", text)
+            assert {*named} <= known | {*LIMITS}, path
+            changed = re.findall(rf"(?:raise|lower) ((?:{_SECTIONS})\.[a-z_]+)", text)
+            assert {*changed} <= known, path
 
 
 def test_the_limits_are_those_in_force() -> None:
@@ -249,8 +263,8 @@ def test_the_limits_are_those_in_force() -> None:
         "timers.max_pending": "Of {:,} timer commands",
         "http.max_connections": "{:,} connections",
         "http.request_s": "A request has {:.0f} s to arrive",
-        "http.max_header_bytes": f"{by_name['http.max_header_bytes'] >> 10} KiB",
-        "http.max_body_bytes": f"{by_name['http.max_body_bytes'] >> 10} KiB",
+        "http.max_header_bytes": f"head of at most {by_name['http.max_header_bytes'] >> 10} KiB",
+        "http.max_body_bytes": f"body of at most {by_name['http.max_body_bytes'] >> 10} KiB",
     }.items():
         assert shown.format(by_name[name]) in limits, name
 

@@ -56,13 +56,11 @@ _INCOMPLETE: Final = (h11.IDLE, h11.SEND_BODY, h11.ERROR)
 _REFUSALS: Final = {  # by status
     408: (
         HttpRefusal.SLOW,
-        "the request did not arrive whole within {0.request_s:g} s (http.request_s); send "
-        "it faster",
+        "the request did not arrive whole within {0.request_s:g} s; send it faster",
     ),
     431: (
         HttpRefusal.HEAD,
-        "the request's head is larger than {0.max_header_bytes} bytes; send less "
-        "(http.max_header_bytes)",
+        "the request's head is larger than {0.max_header_bytes} bytes; send less",
     ),
 }
 _MALFORMED: Final = (

@@ -139,8 +139,6 @@ class Middleware:
 
     def _too_large(self, most: int) -> ApiError:
         message = f"the body has more than {most} bytes; send less"
-        if most == self._max_body_bytes:
-            message += " (http.max_body_bytes)"
         return ApiError(413, message, HttpRefusal.BODY)
 
 
@@ -179,8 +177,9 @@ def only_health(most: int) -> Check:
     def check(request: Request) -> None:
         if request.scope["path"] in HEALTH:
             return
-        message = f"all {most} connections are in use, and none is idle; "
-        message += "ask again later (http.max_connections)"
+        message = (
+            f"all {most} connections are in use, and none is idle; ask again later"
+        )
         headers = {"connection": "close", "retry-after": "1"}
         raise ApiError(503, message, HttpRefusal.CONNECTIONS, headers)
 

@@ -206,9 +206,7 @@ async def test_a_request_that_comes_a_byte_a_second_is_cut_in_time(
     assert sent <= REQUEST_S + 1
     answer = await client.to_end()
     assert status(answer) == 408
-    assert (
-        b"did not arrive whole within 10 s (http.request_s); send it faster" in answer
-    )
+    assert b"did not arrive whole within 10 s; send it faster" in answer
     assert door.refused == [HttpRefusal.SLOW]
     assert REQUEST_S <= trio.current_time() - began <= REQUEST_S + 2
 
