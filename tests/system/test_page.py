@@ -704,7 +704,7 @@ def test_all_is_reached_and_read_out_by_keyboard(
         reached.append(focused)
     assert reached[0] == "Skip to the figures"
     wanted = ["ring", "explain-uid", "filter-uid", "filter-gateway", "pause", "records"]
-    assert {*wanted, "Health", "Metrics", "Storm guard"} <= {*reached}
+    assert {*wanted, "Health", "Metrics", "Dead letters"} <= {*reached}
     assert sum("over the last five minutes" in name for name in {*reached}) == 3
     for name in ("ring", "Users online, over the last five minutes"):
         slider = page.locator(f'[id="{name}"], [aria-label="{name}"]')

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -72,6 +73,13 @@ async def test_nothing_but_reading_passes_the_tcp_door(
             if (method, path) not in allowed:
                 answer = await ask(rig.door(), method, path)
                 assert (method, path, answer.status) == (method, path, 405)
+
+
+async def test_every_link_of_the_live_page_leads_to_a_page(rig: Rig) -> None:
+    links = re.findall(r'(?:href|src)="(/[^"]*)"', (PAGE / "index.html").read_text())
+    assert "/v1/timers" in links
+    for path in links:
+        assert (await ask(rig.door(), "GET", path)).status != 404, path
 
 
 # --- files ----------------------------------------------------------------------------
