@@ -18,6 +18,7 @@ from trio.testing import MockClock
 
 import liveness
 from liveness.config.settings import GuardSettings
+from liveness.core.sessions.cadence import LEAST_TIMES
 from liveness.metrics.counts import DOORS
 from liveness.service.http.bearer import Token
 from liveness.service.http.http_server import PAGE, with_page
@@ -80,6 +81,10 @@ async def test_every_link_of_the_live_page_leads_to_a_page(rig: Rig) -> None:
     assert "/v1/timers" in links
     for path in links:
         assert (await ask(rig.door(), "GET", path)).status != 404, path
+
+
+def test_the_live_page_calls_the_same_timeouts_short_as_status_does() -> None:
+    assert f"const LEAST_TIMES = {LEAST_TIMES};" in (PAGE / "live.js").read_text()
 
 
 # --- files ----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ const MOST_DOTS = 160;
 const QUIET_MS = 3_500; // a summary comes each second: three were missed
 const LOST_MS = 10_000; // after so long the connection is dead, even if no error came
 const RETRY_MS = 2_000;
+const LEAST_TIMES = 1.8; // usual intervals in a timeout that is not too short, as in cadence.py
 const EXPLAIN_MS = 5_000; // how often the explanation of an online user is refreshed
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -704,7 +705,7 @@ function showGateways(summary) {
     obsolete.delete(gateway.name);
     const row = rows.get(gateway.name) ?? newRow(gateway.name);
     const { interval } = gateway; // null until enough users have sent something
-    const isTight = interval !== null && gateway.timeout < 2 * interval;
+    const isTight = interval !== null && gateway.timeout < LEAST_TIMES * interval;
     if (isTight) tight.push(gateway);
     setText(row.tag, gateway.linked ? (held.has(gateway.name) ? "held" : "") : "not connected");
     setText(row.users, whole(gateway.users));
@@ -725,7 +726,7 @@ function showGateways(summary) {
   const notes = [];
   if (!summary.gateways.length) notes.push("No gateway has connected yet. docs/gateway.md shows how to connect one.");
   if (summary.gateways_more) notes.push(`${plural(summary.gateways_more, "more gateway")} with fewer users: see /v1/gateways.`);
-  if (tight.length) notes.push("A timeout is under twice the usual interval, so one late keepalive makes a live user offline. Have users send more often, or raise the timeout.");
+  if (tight.length) notes.push("A timeout is under 1.8 times the usual interval, so one late keepalive makes a live user offline. Have users send more often, or raise the timeout.");
   for (const { role, name, why, unacked, for_s } of summary.stalled.slice(0, 8)) {
     const what = why === "unacknowledged" ? `has not acknowledged ${plural(unacked, "record")}` : "does not read its link";
     notes.push(`The ${role} ${visible(name)} ${what} for ${seconds(for_s)}, and gets no more.`);
