@@ -227,6 +227,7 @@ class _Connection:
         most = settings.max_header_bytes - 1
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=most)
         self._due = inf  # when the request that is being read must be complete
+        self._left_s = 0.0  # of that time, until the application asks for the body
         self._is_head = False  # the method: its answer has no body
         self._unsent: list[bytes] = []
 
@@ -271,6 +272,7 @@ class _Connection:
         ):
             await self._refuse(400)
             return None
+        self._left_s = self._due - trio.current_time()
         return request
 
     async def _next_event(self, *, may_wait: bool = True) -> h11.Event | None:
@@ -321,6 +323,9 @@ class _Connection:
     async def _receive(self) -> Message:
         """ASGI's receive: the body, then the end of the client."""
         if self._http.their_state is h11.SEND_BODY:
+            if self._left_s:  # the application may have waited for other requests
+                self._due = trio.current_time() + self._left_s
+                self._left_s = 0.0
             event = await self._next_event()
             if isinstance(event, h11.Data):
                 data = bytes(event.data)

@@ -47,7 +47,7 @@ CLOSE = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 async def pages(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the body, or by the path with a large or a late answer."""
     body = await Request(scope, receive).body()
-    if scope["path"] == "/late":
+    if scope["path"] in ("/late", "/alone"):
         await trio.sleep(THINKING_S)
     answer = LARGE if scope["path"] == "/large" else b"got " + body
     await Response(answer)(scope, receive, send)
@@ -85,7 +85,9 @@ class Door:
 
     async def serve(self, listener: socket.socket) -> None:
         gate = Middleware(
-            pages, [self.note], self.refused.append, max_body_bytes=BODY_BYTES
+            *(pages, [self.note], self.refused.append),
+            max_body_bytes=BODY_BYTES,
+            at_once={"/alone": 1},
         )
         checks = [only_health(CONNECTIONS)]
         health = Middleware(
@@ -239,6 +241,18 @@ async def test_a_late_answer_and_the_request_behind_it_are_in_time(door: Door) -
     await trio.sleep(REQUEST_S - 1)
     await client.send((GET % b"")[9:])
     assert status(await client.answer()) == 200
+    assert door.refused == []
+
+
+async def test_a_body_that_waits_for_another_request_is_in_time(door: Door) -> None:
+    first, second = await door.connect(), await door.connect()
+    await first.send(GET % b"alone")
+    await wait_all_tasks_blocked()
+    body = b"x" * BODY_BYTES  # more than is read with the head
+    head = b"POST /alone HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
+    await second.send(head % len(body) + body)
+    assert status(await first.answer()) == 200
+    assert (await second.answer()).endswith(b"\r\n\r\ngot " + body)
     assert door.refused == []
 
 
