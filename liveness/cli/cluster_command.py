@@ -107,6 +107,6 @@ command: Final = declared(
 
 @command.command(name="status", help_epilogue="Example: liveness cluster status --json")
 def status_command(*, json: Json = False) -> None:
-    """Show all hosts, partitions and servers, as Redis has them."""
+    """Show all hosts and partitions, as Redis has them."""
     picture = trio.run(picture_of, configured_cluster())
     print(f"{dumps(picture, indent=2)}\n" if json else as_text(picture), end="")

@@ -168,10 +168,8 @@ def _readers(
         parts = [f"{n:,} {name}" for name, n in counts.items() if n or name == "sent"]
         why = f"; {outlet['detail']}" if outlet["detail"] else ""
         rows[outlet["outlet"]] = ", ".join([_lag(outlet, now_ms), *parts]) + why
-        if kept:
-            rows["dead letters"] = "see them by `liveness webhooks dead`"
-    if letters := rows.pop("dead letters", None):
-        rows["dead letters"] = letters  # below all outlets
+    if any(outlet["dead_kept"] for outlet in outlets):
+        rows["dead letters"] = "see them by `liveness webhooks dead`"
     return rows
 
 

@@ -220,7 +220,7 @@ class Summaries:
             "storms_more": max(0, len(storms) - MAX_STORMS),
             "links": now.links,
             "stalled": self._stalled(),
-            **self._troubles(),
+            "link_troubles": self._troubles(),
             **self._gateways_shown(),
             "unattended_s": round(now.unattended_s, 3),
             "log_pending": now.log_pending,
@@ -250,15 +250,10 @@ class Summaries:
         ]
         return nlargest(MOST_GATEWAYS, rows, key=lambda row: row["for_s"])
 
-    def _troubles(self) -> dict[str, Any]:
-        troubles, ahead_ms = (
-            self._parts.registry.troubles,
-            self._engine.clock.wall_ahead_ms(),
-        )
-        recent = troubles.recent(self._engine.clock.state_ms())
-        return {
-            "link_troubles": [row.as_map(ahead_ms) for row in recent],
-        }
+    def _troubles(self) -> list[dict[str, Any]]:
+        clock = self._engine.clock
+        recent = self._parts.registry.troubles.recent(clock.state_ms())
+        return [row.as_map(clock.wall_ahead_ms()) for row in recent]
 
     def _gateways_shown(self) -> dict[str, Any]:
         """The gateways with most users, and how many others there are."""

@@ -66,7 +66,7 @@ QUESTIONS: Final = frozenset({WHERE, CLUSTER_WHERE})
 MOST_UIDS: Final = 10_000
 # Room for that many uids of 255 bytes without escapes.
 WHERE_BYTES: Final = 3 * 1024 * 1024
-# Uids read, or rows api.written, between two turns of the event loop: about a millisecond.
+# Uids read, or rows written, between two turns of the event loop: about a millisecond.
 UIDS_A_STEP: Final = 500
 # A string in JSON, the last one perhaps without its end.
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
