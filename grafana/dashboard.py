@@ -247,7 +247,7 @@ def lateness() -> list[Panel]:
 
 
 def wheel() -> list[Panel]:
-    """The hand of the wheel, and the time that counts for nobody."""
+    """The hand of the wheel, and unattended time."""
     return [
         curves(
             "Hand lag",

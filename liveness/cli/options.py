@@ -34,7 +34,7 @@ def declared(name: str, example: str, *, help: str | None = None) -> App:
 
 def device_separator() -> str:
     """What separates a device from its user, by the settings that `serve` would use."""
-    # Of no account here; but their defaults may not exist for this user.
+    # Not used here, but their defaults may not exist for this user.
     places = {"--socket": "/none", "--state": "/none"}
     try:
         return load(places).presence.device_separator
