@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from cyclopts import App, Parameter, Token
 
 from liveness.config.settings import SETTINGS
-from liveness.config.sources import load
+from liveness.config.sources import NO_SOCKET, NO_STATE, load
 from liveness.console.terminal import report_line
 from liveness.core.records import KINDS, ROLES
 from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
@@ -34,10 +34,8 @@ def declared(name: str, example: str, *, help: str | None = None) -> App:
 
 def device_separator() -> str:
     """What separates a device from its user, by the settings that `serve` would use."""
-    # Not used here, but their defaults may not exist for this user.
-    places = {"--socket": "/none", "--state": "/none"}
     try:
-        return load(places).presence.device_separator
+        return load(NO_SOCKET | NO_STATE).presence.device_separator
     except ConfigError as error:
         report_line(f"{error}; so devices of users are not looked for")
         return ""

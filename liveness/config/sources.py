@@ -28,6 +28,9 @@ FILE_VARIABLE: Final = "LIVENESS_CONFIG"
 MAX_FILE_BYTES: Final = 1_048_576
 TOO_DEEP: Final = "not settings: nested too deeply"
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
+# Flags of a command that needs no socket, or no state: their defaults may not exist.
+NO_SOCKET: Final = {"--socket": "/none"}
+NO_STATE: Final = {"--state": "/none"}
 # Faults that are described; the others are counted. Nobody corrects more at a time, and a
 # wrong file may have a hundred thousand.
 MAX_FAULTS: Final = 20
@@ -101,7 +104,8 @@ def default_socket(environ: Mapping[str, str], unix_user: int) -> Path:
     if runtime.startswith("/"):  # the XDG specification ignores relative ones
         return Path(runtime) / "liveness/gateway.sock"
     raise ConfigError(
-        "there is no XDG_RUNTIME_DIR to make the socket in; name one: --socket"
+        "there is no XDG_RUNTIME_DIR to make the socket in; name one: --socket, or "
+        "LIVENESS_SOCKET_PATH"
     )
 
 
@@ -118,7 +122,9 @@ def default_state(environ: Mapping[str, str], unix_user: int) -> Path:
         return Path(state) / "liveness"
     if home.startswith("/"):
         return Path(home) / ".local/state/liveness"
-    raise ConfigError("there is no HOME to keep the state in; name a folder: --state")
+    raise ConfigError(
+        "there is no HOME to keep the state in; name a folder: --state, or LIVENESS_STATE_DIR"
+    )
 
 
 def socket_path(flag: str | None) -> Path:
@@ -130,7 +136,7 @@ def socket_path(flag: str | None) -> Path:
     Raises:
         ConfigError: As for `load`.
     """
-    return load().socket.path if flag is None else _from_flag("--socket", flag)
+    return load(NO_STATE).socket.path if flag is None else _from_flag("--socket", flag)
 
 
 def state_folder(flag: str | None) -> Path:
@@ -139,7 +145,7 @@ def state_folder(flag: str | None) -> Path:
     Raises:
         ConfigError: As for `load`.
     """
-    return load().state.dir if flag is None else _from_flag("--state", flag)
+    return load(NO_SOCKET).state.dir if flag is None else _from_flag("--state", flag)
 
 
 def _from_flag(flag: str, text: str) -> Path:

@@ -7,7 +7,7 @@ from liveness.cluster.connection import CallError
 from liveness.cluster.events import ClusterEvent, ClusterGap, Listed, Rollback
 from liveness.cluster.format import Place
 from liveness.config.cluster import ClusterSettings
-from liveness.config.sources import load
+from liveness.config.sources import NO_SOCKET, NO_STATE, load
 from liveness.console.admin_client import CommandError
 from liveness.core.records import GAP
 from liveness.text import escaped, local_time, uid_text
@@ -20,7 +20,7 @@ def configured_cluster() -> ClusterSettings:
         CommandError: No cluster is configured.
         ConfigError: As for `load`.
     """
-    settings = load().cluster
+    settings = load(NO_SOCKET | NO_STATE).cluster
     if not settings.is_on:
         raise CommandError(
             "no cluster is configured: set cluster.url in the settings file, or "

@@ -22,7 +22,13 @@ from liveness.config.settings import (
     SocketSettings,
     StateSettings,
 )
-from liveness.config.sources import MAX_FAULTS, MAX_FILE_BYTES, load, socket_path
+from liveness.config.sources import (
+    MAX_FAULTS,
+    MAX_FILE_BYTES,
+    load,
+    socket_path,
+    state_folder,
+)
 from liveness.core.limits import Limits
 from liveness.errors import ConfigError
 from liveness.service.links.sockets import make_socket_folder
@@ -687,6 +693,19 @@ def test_without_a_runtime_folder_the_socket_needs_a_name() -> None:
 
 def test_without_a_home_the_state_needs_a_name() -> None:
     assert "name a folder: --state" in refused(environ={"HOME": ""})
+
+
+def test_a_command_needs_no_default_of_a_place_that_it_does_not_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/h")
+    assert state_folder(None) == Path("/h/.local/state/liveness")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/r")
+    monkeypatch.delenv("HOME")
+    assert socket_path(None) == Path("/r/liveness/gateway.sock")
 
 
 def test_the_sockets_folder_is_made_unless_it_is_there(tmp_path: Path) -> None:
