@@ -20,7 +20,7 @@ GET = b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 HEAD_BYTES, BODY_BYTES, CONNECTIONS = 16 * 1024, 64 * 1024, 3
 # Each of its characters is six in JSON: a page is of 24 MB, far more than sockets hold.
 PAYLOAD = "\x07" * 4_096
-TIMERS, UNREAD = 1_000, 10
+TIMERS, UNREAD = 1_000, 5
 
 
 @contextmanager
