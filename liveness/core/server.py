@@ -178,7 +178,7 @@ class Server:
             link.gateway.heard(at.now)
         try:
             for request in link.conversation.receive(data, at.now):
-                self._requests.take(link, request, at, host)
+                self._requests.take(link, request, link.conversation.n, at, host)
         except Exception as error:
             self._end_by_fault(link, error)
         self._registry.count_partial_frame(link)

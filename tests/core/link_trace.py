@@ -22,18 +22,18 @@ def told(reader: type[Reader], cut: Iterable[bytes], limits: Limits) -> list[str
     flat: list[str] = []
     for piece in cut:
         for request in link.receive(piece, 0.0):
-            flat += told_apart(request)
+            flat += told_apart(request, link.n)
     return [*flat, repr((link.n, link.is_closed, link.hello))]
 
 
-def told_apart(request: Request) -> list[str]:
-    """A request as text; each keepalive or message of a run."""
+def told_apart(request: Request, n: int) -> list[str]:
+    """A request of frame *n* as text; each keepalive or message of a run."""
     assert isinstance(request, Request)
     if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
         # The message says how many bytes were seen, which differs between readers.
         request = replace(request, message="")
     if not isinstance(request, ActivityBatch):
-        return [repr(request)]
+        return [repr((n, request))]
     # Bad uids are never packed.
     assert isinstance(request, ListedActivity) or all(map(is_uid, request.uids))
     each = [request.at(position) for position in range(len(request.uids))]

@@ -305,6 +305,21 @@ def test_a_question_about_more_devices_than_an_answer_has_is_refused() -> None:
     assert len(where[1]) == 4
 
 
+def test_a_refusal_behind_a_hello_has_the_number_of_its_frame() -> None:
+    shell = Shell(device_separator="/", max_where_rows=1, max_users=2)
+    older, newer = shell.gateway(), shell.connect()
+    shell.says(older, ["login", ["ada/a", "ada/b"]])
+    frames = (["where", "ada"], ["login", "eve"], ["ack", 9], ["ping", 1])
+    shell.says(newer, hello(), *frames)
+    shell.server.replace(older)
+    shell.effects()
+    shell.write()
+    errors = [frame[1] for frame in answers(newer) if frame[0] == "error"]
+    assert [(error["frame"], error["n"]) for error in errors] == [
+        *(("where", 2), ("login", 3), ("ack", 4)),
+    ]
+
+
 @pytest.mark.parametrize(("separator", "shown"), [("", None), ("::", "::")])
 def test_a_welcome_has_the_separator_of_devices(
     separator: str, shown: str | None

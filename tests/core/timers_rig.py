@@ -302,7 +302,7 @@ class Rig:
         ext: str | None = None,
         gateway: str = "g",
     ) -> bool:
-        asked = After(key, seconds, payload, ext, 1)
+        asked = After(key, seconds, payload, ext)
         return self.timetable.request(gateway, asked, self.now)
 
     def cancel(

@@ -226,13 +226,13 @@ class Conversation:
             case "list":
                 return ListSessions()
             case "after":
-                return parse_after(frame, self.n)
+                return parse_after(frame)
             case "cancel":
                 return parse_cancel(frame)
             case "done" | "fail":
                 return parse_answer(frame)
             case "ack" if self.hello.ack:
-                return parse_ack(frame, self.n)
+                return parse_ack(frame)
             case "ack":
                 raise WireError(Code.BAD_FRAME, "this link's hello said ack: false")
             case "hello":

@@ -98,9 +98,10 @@ class Requests:
             limits=limits,
         )
         # Links that are not welcomed yet. By number of the link: what it sent behind its
-        # hello; the link whose older one is read first, by number of that; and the
-        # gateways whose old sessions are being ended, as their hello said `fresh`.
-        self._backlogs: dict[int, list[tuple[Request, Instant]]] = {}
+        # hello, with the numbers of its frames; the link whose older one is read first, by
+        # number of that; and the gateways whose old sessions are being ended, as their
+        # hello said `fresh`.
+        self._backlogs: dict[int, list[tuple[Request, int, Instant]]] = {}
         self._replacing: dict[int, PendingWelcome] = {}
         self._resets: dict[int, PendingWelcome] = {}
         self._place = 0  # in the wheel's table: one search serves all resets
@@ -110,26 +111,41 @@ class Requests:
         return link.number in self._backlogs
 
     def take(
-        self, link: Link, request: Request, at: Instant, host: HostReading | None
+        self,
+        link: Link,
+        request: Request,
+        n: int,
+        at: Instant,
+        host: HostReading | None = None,
     ) -> None:
-        """Apply a request, or keep it until its link is welcomed."""
+        """Apply a request, or keep it until its link is welcomed.
+
+        *n* is the number of its frame; a batch of activity has its own.
+        """
         if link.number in self._backlogs:
-            self._backlogs[link.number].append((request, at))
+            self._backlogs[link.number].append((request, n, at))
         elif link.is_open:
-            self._apply(link, request, at, host)
+            self._apply(link, request, n, at, host)
 
     def _apply(
-        self, link: Link, request: Request, at: Instant, host: HostReading | None
+        self,
+        link: Link,
+        request: Request,
+        n: int,
+        at: Instant,
+        host: HostReading | None,
     ) -> None:
         gateway = link.gateway
         match request:
             # First, as these come in large numbers, and the match of `ActivityBatch`, an
             # abstract class, is slow.
             case After() | Cancel() | Answer():
-                self._apply_to_timer(link, request, at)
+                self._apply_to_timer(link, request, n, at)
             case ActivityBatch():
                 assert gateway is not None
-                for n, position, index in self._presence.heard(gateway, request, at):
+                for its_n, position, index in self._presence.heard(
+                    gateway, request, at
+                ):
                     uid, _conn, event = request.at(position)
                     self._registry.refuse(
                         link,
@@ -137,7 +153,7 @@ class Requests:
                             Code.BAD_UID,
                             bad_uid_text(uid),
                             at.now,
-                            n=n,
+                            n=its_n,
                             frame=EVENTS[event],
                             index=index,
                         ),
@@ -146,18 +162,18 @@ class Requests:
                 assert gateway is not None
                 limit, left_out = self._presence.login(gateway, request, at)
                 if left_out:
-                    refusal = self._too_many_users(link, limit, left_out)
+                    refusal = self._too_many_users(n, limit, left_out)
                     self._registry.refuse(link, refusal)
             case Logout():
                 assert gateway is not None
                 self._presence.logout(gateway, request, at)
             case Ack():
-                self._acknowledge(link, request, at)
+                self._acknowledge(link, request, n, at)
             case Ping():
                 ticket = self._commit()
                 self._registry.send(link, ["pong", request.payload], after=ticket)
             case Where():
-                self._where(link, request, at)
+                self._where(link, request, n, at)
             case ListSessions():
                 self._send_list(link)
             case Hello():
@@ -172,15 +188,14 @@ class Requests:
                 assert_never(never)
 
     def _apply_to_timer(
-        self, link: Link, request: After | Cancel | Answer, at: Instant
+        self, link: Link, request: After | Cancel | Answer, n: int, at: Instant
     ) -> None:
         assert link.gateway is not None
         if not self._scheduler.request(link.gateway.name, request, at):
             assert isinstance(request, After)
-            self._registry.refuse(link, self._too_many_timers(request.n, request.key))
+            self._registry.refuse(link, self._too_many_timers(n, request.key))
 
-    def _where(self, link: Link, request: Where, at: Instant) -> None:
-        n = link.conversation.n
+    def _where(self, link: Link, request: Where, n: int, at: Instant) -> None:
         if request.cluster and self._host:
             question = ClusterQuestion(link, request.uids, n)
             if not self._registry.sees_everyone(link):
@@ -246,7 +261,7 @@ class Requests:
         )
 
     @staticmethod
-    def _too_many_users(link: Link, limit: str, indices: list[int]) -> Refusal:
+    def _too_many_users(n: int, limit: str, indices: list[int]) -> Refusal:
         # Made without the conversation too: the link stays open for the other users.
         return Refusal(
             Code.TOO_MANY_USERS,
@@ -254,7 +269,7 @@ class Requests:
             f"{indices[0]}: as many are online as limits.{limit} allows; they "
             "are watched from the first sign of life on for which there is room, and who "
             "is online through another gateway from a login on",
-            link.conversation.n,
+            n,
             fatal=False,
             frame="login",
             index=indices[0],
@@ -271,14 +286,14 @@ class Requests:
             link.outbox.queue(ListReply(gateway, ticket))
             self._effects.append(WakeWriter(link.number))
 
-    def _acknowledge(self, link: Link, ack: Ack, at: Instant) -> None:
+    def _acknowledge(self, link: Link, ack: Ack, n: int, at: Instant) -> None:
         following = self._disk.durable_seq + 1
         if ack.seq >= following:
             refusal = link.conversation.refuse(
                 Code.BAD_OPTION,
                 f"ack of {ack.seq}, but the next record will be {following}",
                 at.now,
-                n=ack.n,
+                n=n,
                 frame="ack",
             )
             self._registry.refuse(link, refusal)
@@ -368,9 +383,11 @@ class Requests:
         fields: dict[str, object] = {"name": name, "message": message}
         self._effects.append(LogLine("link", "warning", "another clock", fields))
 
-    def _take_all(self, link: Link, backlog: list[tuple[Request, Instant]]) -> None:
-        for request, received in backlog:
-            self.take(link, request, received, None)
+    def _take_all(
+        self, link: Link, backlog: list[tuple[Request, int, Instant]]
+    ) -> None:
+        for request, n, received in backlog:
+            self.take(link, request, n, received)
 
     # --- resets: gateways that came back fresh ---------------------------------
 

@@ -161,7 +161,7 @@ def parse_ping(frame: Frame) -> Ping:
     return Ping(frame[1])
 
 
-def parse_ack(frame: Frame, n: int) -> Ack:
+def parse_ack(frame: Frame) -> Ack:
     seq = frame[1] if len(frame) > 1 else None
     if not is_natural(seq):
         raise _bad_option(f"ack of {seq!r:.40}; it takes a record's seq, from 0")
@@ -170,10 +170,10 @@ def parse_ack(frame: Frame, n: int) -> Ack:
         raise _bad_option(
             f"ack of {seq} with the cursor {cursor!r:.40}; a cursor is 0 to {seq}, or nil"
         )
-    return Ack(seq, n, cursor)
+    return Ack(seq, cursor)
 
 
-def parse_after(frame: Frame, n: int) -> After:
+def parse_after(frame: Frame) -> After:
     if len(frame) < 3:
         raise WireError(
             Code.BAD_FRAME,
@@ -190,7 +190,6 @@ def parse_after(frame: Frame, n: int) -> After:
         float(seconds),
         None if payload is None else _text("payload", payload),
         None if ext is None else _key(ext, "ext"),
-        n,
     )
 
 

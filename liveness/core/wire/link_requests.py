@@ -112,7 +112,6 @@ class Ack(NamedTuple):
     """
 
     seq: int
-    n: int
     cursor: int | None = None
 
 
@@ -141,7 +140,6 @@ class After(NamedTuple):
     seconds: float
     payload: str | None
     ext: str | None
-    n: int  # the number of its frame
 
 
 class Cancel(NamedTuple):

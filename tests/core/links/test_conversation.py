@@ -94,7 +94,7 @@ def test_frames_are_numbered_from_1_whatever_becomes_of_them() -> None:
     assert kinds(answers[:4]) == [
         ActivityBatch, Refusal, ActivityBatch, Ack,
     ]  # fmt: skip
-    assert answers[3] == Ack(5, 6)
+    assert answers[3] == Ack(5)
     assert link.n == 8
 
 

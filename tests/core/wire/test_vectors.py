@@ -103,8 +103,9 @@ class Sidecar:
                     | link_requests.Answer()
                 ):
                     self.frames.append(timer_meaning(request))
-                case link_requests.Ack(seq, n) if seq >= NEXT:
+                case link_requests.Ack(seq) if seq >= NEXT:
                     # Only the service knows `next`, so it refuses this one.
+                    n = self.link.n
                     self._refuse(Code.BAD_OPTION, "too high", n=n, frame="ack")
                 case _:
                     self.frames.append(meaning(request))
@@ -165,9 +166,7 @@ def timer_meaning(
 ) -> dict[str, Any]:
     """A request about a timer as the vectors write it."""
     if not isinstance(request, link_requests.Answer):
-        fields = request._asdict()
-        fields.pop("n", None)
-        return {"frame": type(request).__name__.lower(), **fields}
+        return {"frame": type(request).__name__.lower(), **request._asdict()}
     answer = {"key": request.key, "message": request.message, "seq": request.seq}
     if request.is_done:
         return {"frame": "done", **answer}
