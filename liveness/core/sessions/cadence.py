@@ -41,17 +41,18 @@ def is_short(timeout: float, interval: float) -> bool:
 class Cadence:
     """How often one gateway's users send events. Times are attended seconds."""
 
-    # The silences that count are those since then; and the moment of that.
-    before: Silences = NO_SILENCES
+    # The silences that count are those since then, and the moment of that. None before
+    # the first look: an earlier gateway may have had the same number on the wheel.
+    before: Silences | None = None
     since: float = 0.0
     interval: float | None = None  # the usual silence; None: unknown yet
     _next_before: Silences = NO_SILENCES
     _next_since: float = 0.0
 
     def look(self, silences: Silences, *, timeout: float, now: float) -> None:
-        if silences == self.before:
+        if self.before is None or silences == self.before:
+            self.before = self._next_before = silences
             self.since = self._next_since = now
-            self._next_before = silences
         elif now - self._next_since >= FORGOTTEN_AFTER * timeout:
             self.before, self.since = self._next_before, self._next_since
             self._next_before, self._next_since = silences, now

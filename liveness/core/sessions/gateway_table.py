@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from liveness.core.sessions.cadence import Cadence
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.wheel.wheel import Wheel
 
@@ -35,12 +34,7 @@ class GatewayTable:
         if known is None:
             number = self._free.pop() if self._free else self._wheel.add_gateway()
             known = GatewayState(
-                name,
-                number,
-                self._reconnect_grace,
-                in_force=self.timeout,
-                # Not those of an earlier gateway with this number.
-                cadence=Cadence(self._wheel.silences(number)),
+                name, number, self._reconnect_grace, in_force=self.timeout
             )
             self.by_name[name] = known
             self.by_number[number : number + 1] = [known]
