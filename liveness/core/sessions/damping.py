@@ -12,8 +12,8 @@ Only offlines wait. So records of different users may change places; those of on
 never do. An offline waits until the log was read up to a moment `settle_ms` after it: a
 reader that is far behind leaves out the same records as one that follows.
 
-A reader must not store a position past an offline that waits (`Damper.position`), or past the
-offline of a move that is not delivered (`Passed.floor`): a restart would lose it. So a
+A reader must not store a position past an offline that waits (`Damper.position`), or past
+the offline of a move that is not delivered (`Passed.floor`): a restart would lose it. So a
 restarted reader reads some records again. It cannot know whether an offline that was in
 the log when it began (`doubtful_until`) was passed on before. If that user comes back, it
 passes on the online alone, which is right either way.
@@ -125,7 +125,8 @@ class Damper(Generic[T]):
     def position(self) -> int | None:
         """All records up to this seq were taken or left out; None: all were."""
         seqs = [passed.floor for passed in self._passed]
-        seqs += [record.seq for _, record in [*self._read][:1]]
+        if self._read:
+            seqs.append(self._read[0][1].seq)
         if self._waiting:
             seqs.append(next(iter(self._waiting.values()))[1].seq)
         return min(seqs) - 1 if seqs else None
