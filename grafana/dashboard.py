@@ -456,9 +456,8 @@ def timers() -> list[Panel]:
         ),
         curves(
             "Timers in memory",
-            "Timers of the coming hour, at about 130 bytes each and at most "
-            "1,000,000; the others stay on disk for longer. If it stays at "
-            "that limit, raise it if there is memory.",
+            "Timers of the coming hour, at about 130 bytes each. At 1,000,000 the others "
+            "stay on disk for longer, and fire in time all the same.",
             query(by("instance", "liveness_timers_loaded")),
             width=6,
         ),
