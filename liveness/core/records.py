@@ -54,7 +54,8 @@ class Instant(NamedTuple):
     now: float  # attended seconds, for the wheel
     mono: float  # raw monotonic seconds, for silence and lateness
     wall_ms: int  # Unix milliseconds, only for stamps that are shown
-    state_s: float  # of the state's clock (`service.common.clock`), for stored moments and timers
+    # Of the state's clock (`service.common.clock`), for stored moments and timers.
+    state_s: float
 
     @property
     def state_ms(self) -> int:

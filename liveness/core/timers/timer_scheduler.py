@@ -13,9 +13,9 @@ when it arrives. Two rules make that safe:
     2. a timer changed by a transaction after the read began is not fired from that read:
        `applied` has already put it on the ring again.
 
-The caller passes the time of the state's clock (`service.common.clock`): in seconds for the ring, in
-milliseconds for rows. So setting the wall clock moves no timer, and a timer that came due
-while the host slept fires when the host wakes up.
+The caller passes the time of the state's clock (`service.common.clock`): in seconds for the
+ring, in milliseconds for rows. So setting the wall clock moves no timer, and a timer that
+came due while the host slept fires when the host wakes up.
 
 Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the start.
 """

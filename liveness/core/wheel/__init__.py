@@ -1,6 +1,6 @@
 """The timing wheel with its table of users, and the batches of records that it fills.
 
-All of it exists twice, in Python and compiled.
+All of it but `devices` exists twice, in Python and compiled.
 """
 
 # Imports: core, core.wire.
