@@ -7,14 +7,12 @@ from typing import Any, Final
 
 from liveness import __version__
 from liveness.config.assembly import make_attended_clock, make_server
-from liveness.config.cluster import ClusterSettings
 from liveness.config.compiled import Reader, RecordBatch
 from liveness.config.settings import (
     Config,
     PresenceSettings,
     SocketSettings,
     StateSettings,
-    TimerSettings,
 )
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
@@ -27,8 +25,6 @@ from liveness.core.records import Instant
 from liveness.core.wire.framing import encode
 from liveness.testing.scripted_disk import ScriptedDisk
 
-NO_CLUSTER: Final = ClusterSettings()
-TIMERS: Final = TimerSettings()
 ANYONE: Final = Allowed(anyone=True)
 PEER: Final = Peer(7, 1_000, frozenset())
 QUIET: Final = (LogLine, LogRefusal)
@@ -42,16 +38,12 @@ class Shell:
         *,
         device_separator: str = "",
         host: str = "",
-        cluster: ClusterSettings = NO_CLUSTER,
-        timers: TimerSettings = TIMERS,
         **limits: Any,
     ) -> None:
         config = Config(
             socket=SocketSettings(path=Path("/nowhere/g.sock")),
             state=StateSettings(dir=Path("/nowhere")),
             presence=PresenceSettings(device_separator=device_separator),
-            cluster=cluster,
-            timers=timers,
             limits=Limits(**limits),
         )
         self.disk = ScriptedDisk()

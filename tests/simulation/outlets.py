@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -86,11 +87,13 @@ class OutletWorld:
                     await outlet.send_test()
                     await trio.sleep(TRY_EVERY_S)
         for outlet, receiver in zip(outlets.webhooks, self._receivers, strict=True):
-            found = await outlets.store.run(
-                lambda db, name=outlet.name: batch_store.letters(  # type: ignore[misc]  # of a loop
-                    db, name, before=2**63 - 1, limit=MOST_LETTERS
-                )
+            letters = partial(
+                batch_store.letters,
+                outlet=outlet.name,
+                before=2**63 - 1,
+                limit=MOST_LETTERS,
             )
+            found = await outlets.store.run(letters)
             for _, it in reversed(found):
                 letter = Letter(json.loads(it.record), it.attempts, it.status)
                 receiver.outbound.letters.append(letter)

@@ -89,10 +89,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("files", "only", "marked"),
     [
         (
-            (
-                *("differential", "crowds", "wheel", "framing", "record_batch"),
-                "restart",
-            ),
+            ("differential", "crowds", "wheel", "framing", "record_batch", "restart"),
             "not reference",
             "not slow",
         ),
