@@ -1,6 +1,7 @@
 """An outlet: a reader of the log with its own cursor, which sends records elsewhere."""
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias, TypeVar
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 _log = structlog.get_logger("outlet")
 
 
-class Outlet:
+class Outlet(ABC):
     """An outlet that stores its cursor in `outlets.db`: its log, its state and counts.
 
     It must not delay any other task: it reads the log like other readers, never blocks the
@@ -49,13 +50,13 @@ class Outlet:
         self._since_ms = access.clock.state_ms()  # when `state` last changed
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
+    @abstractmethod
     async def run(self) -> None:
         """Deliver until cancelled. It may be called again after it has failed.
 
         Raises:
             LivenessError: It cannot continue until an operator has acted.
         """
-        raise NotImplementedError
 
     def failed(self, why: str) -> None:
         """Show why `run` has ended, until it runs again."""
