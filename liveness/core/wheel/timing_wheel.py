@@ -123,7 +123,7 @@ class TimingWheel:
         return len(self) if self._devices is None else len(self._devices)
 
     def put(self, entry: EntryFields) -> UserDevices:
-        """Add an entry as it is; its user has none. Returns its user's devices."""
+        """Add the entry of a uid that has none; return the devices of its user."""
         place = self._table.add(entry)
         self._table.append(place, self._current_list(place))
         return NOT_COUNTED if self._devices is None else self._devices.add(entry[0])
