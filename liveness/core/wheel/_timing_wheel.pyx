@@ -27,7 +27,7 @@ assert AGAIN == RENEWED
 cdef double HORIZON = HORIZON_S
 
 
-@cython.no_gc  # its objects, the table, the devices and the layers, have none
+@cython.no_gc  # its objects, the table, the devices and the layers, do not refer to it
 cdef class TimingWheel:
     """Entries by their deadlines; see `timing_wheel.TimingWheel`."""
 

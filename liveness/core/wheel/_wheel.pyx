@@ -57,7 +57,7 @@ cdef inline int64_t earlier_ms(int64_t now_ms, double mono, double moment) noexc
     return now_ms - <int64_t> rint((mono - moment) * 1000)
 
 
-@cython.no_gc  # nor have the objects of its base
+@cython.no_gc  # nor do the objects of its base
 cdef class Wheel(TimingWheel):
     """The timing wheel with the sessions of all users; see `wheel.Wheel`."""
 
