@@ -15,7 +15,7 @@ MIB: Final = 1024 * 1024
 def limit(
     default: Value, meaning: str, bounds: tuple[float, float], unit: str
 ) -> Value:
-    """A limit that is a setting; `config.schema.setting` says what its metadata mean."""
+    """A limit that is a setting; its metadata are those of `config.schema.Setting`."""
     metadata = {"meaning": meaning, "bounds": bounds, "unit": unit}
     return field(default=default, metadata=metadata)
 
