@@ -6,15 +6,18 @@ A line that is wrong raises an error that says how.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Final
+from functools import partial
+from typing import BinaryIO, Final
 
 from liveness.core.records import Uid
 from liveness.core.wire.uids import is_uid
 from liveness.lab.compare.comparison import Line
 from liveness.text import uid_of
 
+# A longer line is bad, and is never in memory as a whole: the file may be any.
+MAX_LINE_BYTES: Final = 65_536
 # The most bad lines that are reported one by one; all are counted.
 MOST_REPORTED: Final = 10
 # From September 2001 to 2286 Unix seconds have ten digits and milliseconds thirteen: the
@@ -35,8 +38,12 @@ class LineReader:
         self.bad = 0
         self._report_line = report_line
 
-    def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
-        for line in lines:
+    def read(self, file: BinaryIO) -> Iterator[Line]:
+        is_rest = False  # of a line that is too long
+        for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
+            was_rest, is_rest = is_rest, not line.endswith(b"\n")
+            if was_rest:
+                continue
             self.lines += 1
             try:
                 if line.strip():

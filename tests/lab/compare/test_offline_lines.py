@@ -2,12 +2,13 @@
 
 import json
 import re
+from io import BytesIO
 
 import pytest
 from hypothesis import given
 
 from liveness.lab.compare.comparison import Line
-from liveness.lab.compare.offline_lines import LineReader, offline_in
+from liveness.lab.compare.offline_lines import MAX_LINE_BYTES, LineReader, offline_in
 from liveness.text import json_ready
 from tests.helpers.strategies import BOUNDED, NO_UIDS, uids
 
@@ -66,10 +67,25 @@ def test_what_is_wrong_with_a_line_is_said(line: str, warnings: str) -> None:
         offline_in(line.encode(errors="surrogateescape"))
 
 
+class Pieces(BytesIO):
+    """A file that is read in pieces of at most that many bytes."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        assert size == MAX_LINE_BYTES
+        return super().readline(size)
+
+
+def test_a_line_that_is_too_long_is_one_bad_line_and_never_in_memory() -> None:
+    reader, good = LineReader(lambda _: None), b'{"uid": "ada", "at": %d}\n' % AT
+    file = Pieces(b"x" * 3 * MAX_LINE_BYTES + good + good)
+    assert [*reader.read(file)] == [Line(2, AT, "ada")]
+    assert (reader.lines, reader.bad) == (2, 1)
+
+
 def test_ten_wrong_lines_are_reported_and_the_others_counted() -> None:
     warnings, good = list[str](), f'{{"uid": "ada", "at": {AT}}}'.encode()
     reader = LineReader(warnings.append)
-    found = [*reader.read([b"\n", *[b"x\n"] * 11, good])]
+    found = [*reader.read(BytesIO(b"\n" + b"x\n" * 11 + good))]
     assert found == [Line(13, AT, "ada")]
     assert warnings[0].startswith("line 2 is left out: it is not a JSON object such as")
     assert warnings[10:] == ["further lines that are left out are only counted"]
