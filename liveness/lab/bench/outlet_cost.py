@@ -118,7 +118,7 @@ def _url(port: int) -> str:
 @cache
 def _secret_file() -> IO[str]:
     """A file with the secret, which is there until the end."""
-    file = NamedTemporaryFile("w", prefix="liveness-bench-")  # noqa: SIM115
+    file = NamedTemporaryFile("w", encoding="utf-8", prefix="liveness-bench-")  # noqa: SIM115
     file.write(SECRET)
     file.flush()
     return file
