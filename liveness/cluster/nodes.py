@@ -199,7 +199,8 @@ class RedisNode:
         try:
             await self._tasks.start(connection.run)
         except Exception:
-            await checkpoint_if_cancelled()  # coredis raises this in place of it
+            # If cancelled, coredis raises this in place of that.
+            await checkpoint_if_cancelled()  # noqa: ASYNC120
             raise
         if self._must_keep:
             try:

@@ -218,7 +218,7 @@ class WebhookSender:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator["_Connection"]:
         """A connection for one request; it is kept if the whole answer was read."""
-        connection = await self._take_kept()
+        connection = self._take_kept()
         if connection is None:
             http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_BYTES)
             connection = await self._dial(), http
@@ -233,7 +233,7 @@ class WebhookSender:
             if self._kept is not connection:
                 await trio.aclose_forcefully(stream)
 
-    async def _take_kept(self) -> "_Connection | None":
+    def _take_kept(self) -> "_Connection | None":
         kept, self._kept = self._kept, None
         if kept is None:
             return None
@@ -244,12 +244,12 @@ class WebhookSender:
         # The receiver's end makes the socket readable.
         if trio.current_time() < self._kept_until and not stream.socket.is_readable():
             return kept
-        await trio.aclose_forcefully(stream)
+        stream.socket.close()
         return None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self._kept_until = 0.0
-        await self._take_kept()
+        self._take_kept()
 
     async def _dial(self) -> trio.abc.Stream:
         """Connect to the first address that accepts.

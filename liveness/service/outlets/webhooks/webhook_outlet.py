@@ -72,7 +72,7 @@ class WebhookOutlet(Outlet):
                 await self._follow()
         finally:
             self.log.close()
-            await self._sender.close()
+            self._sender.close()
 
     # --- for operators ----------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class WebhookOutlet(Outlet):
         except LivenessError as error:
             return PostAnswer(None, str(error))
         finally:
-            await self._sender.close()
+            self._sender.close()
         if answer.is_accepted:
             self._tried_now.notify()
         return answer

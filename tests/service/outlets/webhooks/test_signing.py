@@ -29,7 +29,7 @@ async def test_each_secret_of_the_file_signs(
     chosen = settings(tmp_path / "s", both, receiver.url)
     sender = WebhookSender("webhooks.mail", chosen, Clock(), Turnstile())
     await sender.post("m", BODY)
-    await sender.close()
+    sender.close()
     (request,) = receiver.received
     assert request.id == "m"
     for secret in (SECRET, SECOND_SECRET):

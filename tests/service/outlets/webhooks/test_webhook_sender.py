@@ -61,7 +61,7 @@ async def sender_to(
     try:
         yield sender
     finally:
-        await sender.close()
+        sender.close()
 
 
 async def posted(url: str, **settings: Any) -> PostAnswer:
