@@ -25,7 +25,7 @@ def main() -> int | str:
         if serves:
             from liveness.service.common import logs
 
-            logs.configure("auto", "warning")  # `serve` sets the level of its settings
+            logs.configure("auto", "warning")  # `serve` does it again by its settings
             logs.log_uncaught()
         from liveness.cli.main import main
 

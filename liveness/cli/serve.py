@@ -47,7 +47,7 @@ def _run(settings: Config, read_again: Callable[[], Config]) -> None:
 
     from liveness.service import app as service
 
-    logs.set_level(settings.logging.level)
+    logs.configure("auto", settings.logging.level)
     # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
     try:
