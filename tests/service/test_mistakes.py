@@ -598,7 +598,7 @@ EXCUSED: Final = {
     "cluster/nodes.py:check_start": "takes a missing package: tests/cluster/test_connection.py",
     "cluster/nodes.py:_credentials": "of [cluster]: tests/cluster/test_connection.py",
     "service/outlets/kafka/kafka_client.py:value_in": "of [kafka.NAME]: tests/service/outlets/test_kafka_client.py",
-    "service/outlets/webhooks/sender.py:secrets": "of [webhooks.NAME]: tests/service/outlets/webhooks/test_signing.py",
+    "service/outlets/webhooks/sender.py:secrets": "of [webhooks.NAME]: tests/service/outlets/webhooks/test_signing.py",  # pragma: allowlist secret
     "service/outlets/webhooks/sender.py:tls_context": "of [webhooks.NAME]: tests/config/test_outlet_settings.py",
     "cluster/nodes.py:_tls_context": "of [cluster]: tests/cluster/test_connection.py",
     "console/cluster_lines.py:cluster_errors": "what Redis said: tests/cli/test_cluster_command.py",
@@ -609,7 +609,7 @@ EXCUSED: Final = {
     "config/sources.py:_read_tables": "at SIGHUP: tests/system/test_rereading.py",
     "config/sources.py:check": "all that the sources have: tests/config/test_settings.py",
     "cli/check_config.py:show_settings": "the rows of a secret and of a setting of librdkafka",
-    "config/secret_file.py:read_secret": "takes another user: tests/config/test_outlet_settings.py",
+    "config/secret_file.py:read_secret": "takes another user: tests/config/test_outlet_settings.py",  # pragma: allowlist secret
     "service/outlets/webhooks/webhook_outlet.py:retry_next": "takes a disk that refuses: tests/service/http/test_webhooks_api.py",
     "service/outlets/webhooks/sender.py:_check": "shown by `status`: tests/service/outlets/webhooks/test_webhook_sender.py",
     "config/settings.py:__post_init__": "programs that build one: tests/config/test_settings.py",
