@@ -100,10 +100,6 @@ async def test_count_ends_it_in_the_middle_of_a_frame(sidecar: LogPeer) -> None:
         (record(7, uid=7), "online   7  chat-1  login  seq 7"),
         (record(7, uid="7"), "online   7  chat-1  login  seq 7"),
         (
-            record(8, uid="a\nb\x1b[2J\u202e"),
-            r"online   a\nb\x1b[2J\u202e  chat-1  login  seq 8",
-        ),
-        (
             {"seq": 9, "kind": "gap", "first": 3, "until": 10, "at": MINUTE_MS},
             "gap      records 3 to 9 are no longer kept  seq 9",
         ),
@@ -119,6 +115,11 @@ def test_a_record_is_one_line_for_a_person(shown: Record, expected: str) -> None
     when, _, what = text_line(shown).partition("  ")
     assert what == expected
     assert len(when) == len("2026-11-20 10:47:03.123")
+
+
+def test_names_cannot_control_the_terminal_of_a_person() -> None:
+    line = text_line(record(8, uid="a\nb\x1b[2J\u202e", gateway="chat\x1b"))
+    assert r"  online   a\nb\x1b[2J\u202e  chat\x1b  login  seq 8" in line
 
 
 def test_a_record_as_json_keeps_large_integers_and_terminals_whole() -> None:
