@@ -156,7 +156,8 @@ async def test_changes_of_the_link_are_lines_and_a_new_log_is_no_record(
         await sidecar.append("online")
         await nursery.start(sidecar.open)
     assert [json.loads(line)["seq"] for line in shown] == [1, 2, 1]
-    assert told == [
+    # Between the two sidecars, an attempt may find none.
+    assert [line for line in told if "it is not running" not in line] == [
         f"linked to the sidecar at {sidecar.path}",
         f"no link to the sidecar at {sidecar.path}: it says bye: restart",
         f"linked to the sidecar at {sidecar.path}",
