@@ -12,7 +12,7 @@ version = release = liveness.__version__
 root_doc = "docs/README"
 # The source is the whole repository: links between pages stay what they are on a code host.
 include_patterns = [
-    *("*.md", "docs/*.md", "proto/README.md", "proto/cluster.md"),
+    *("*.md", "docs/*.md", "tests/README.md", "proto/README.md", "proto/cluster.md"),
     *("proto/clients/README.md", "proto/clients/*/README.md"),
     "proto/integrations/*/README.md",
 ]

@@ -99,7 +99,20 @@ def test_the_index_leads_to_every_page() -> None:
     assert {path.resolve() for path in pages} <= {path.resolve() for path in named}
 
 
-@pytest.mark.parametrize("page", [*MANUAL, "proto/README.md", "proto/cluster.md"])
+def test_a_release_is_read_in_a_minute_and_so_is_how_to_contribute() -> None:
+    _, *releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
+    assert [it[:9] for it in releases if it.count("\n") >= 80] == []
+    assert MANUAL["CONTRIBUTING.md"].count("\n") <= 150
+
+
+# Pages that are no part of the manual.
+OTHERS: Final = (
+    *("CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"),
+    *("proto/README.md", "proto/cluster.md"),
+)
+
+
+@pytest.mark.parametrize("page", [*MANUAL, *OTHERS])
 def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
     text = (ROOT / page).read_text()
     for path, anchor in links(text):

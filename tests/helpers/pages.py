@@ -13,6 +13,7 @@ MANUAL: Final = {
     for path in [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "tests" / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
     ]
 }
