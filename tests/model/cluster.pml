@@ -304,7 +304,7 @@ inline f_assert() {
         :: else -> skip fi;
      if :: q.prev == 1 -> HN.st = LIVE; HN.last = q.seq
         :: else -> HN.last = HN.last + 1 fi;
-     
+
   fi
 }
 
@@ -319,7 +319,7 @@ inline f_apply() {
      HN.last = q.last;
      if :: q.prev < q.last && changed_in == q.p + 1 && HN.s[0] == q.inc -> HN.s[0] = 0; HN.owned--
         :: else fi;
-     
+
   fi
 }
 

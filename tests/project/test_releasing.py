@@ -29,6 +29,7 @@ PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION: Final = liveness.__version__
 TAG: Final = f"v{VERSION}"
 WORKFLOW: Final = (ROOT / ".github/workflows/release.yml").read_text()
+CI: Final = (ROOT / ".github/workflows/ci.yml").read_text()
 HOST: Final = "https://code.invalid/liveness"
 NEXT: Final = "git -c user.name=a -c user.email=a@a.example commit --allow-empty -m it"
 
@@ -207,8 +208,8 @@ def test_no_release_from_elsewhere_and_all_faults_are_named(clone: Path) -> None
 # --- the workflow
 
 
-def test_the_workflow_uses_what_is_pinned_and_makes_what_there_is() -> None:
-    used = re.findall(r"uses: (\S+)@(\S+)", WORKFLOW)
+def test_the_workflows_use_what_is_pinned_and_make_what_there_is() -> None:
+    used = re.findall(r"uses: (\S+)@(\S+)", WORKFLOW + CI)
     loose = {
         name for name, version in used if not re.fullmatch(r"[0-9a-f]{40}", version)
     }
@@ -219,6 +220,7 @@ def test_the_workflow_uses_what_is_pinned_and_makes_what_there_is() -> None:
 
 
 def test_the_job_that_runs_our_code_may_publish_nothing() -> None:
+    assert yaml.safe_load(CI)["permissions"] == {"contents": "read"}
     workflow = yaml.safe_load(WORKFLOW)
     assert workflow["permissions"] == {}
     jobs = workflow["jobs"]

@@ -17,8 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -444,6 +446,45 @@ def test_under_the_gate_a_skipped_test_fails(tmp_path: Path) -> None:
     run = ran(*command, cwd=ROOT, env=os.environ | {"CI": "true"})
     assert run.returncode == pytest.ExitCode.TESTS_FAILED
     assert "no such server" in run.stdout
+
+
+# --- what the code host runs, and what a contributor has run
+
+
+PYTHONS = [
+    classifier.rpartition(" ")[2]
+    for classifier in PROJECT["project"]["classifiers"]
+    if re.search(r":: 3\.\d+$", classifier)
+]
+
+
+def workflow(name: str) -> Any:
+    return yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
+
+
+def test_the_host_runs_the_gate_on_each_python_that_we_name() -> None:
+    ci = workflow("ci.yml")
+    # To YAML 1.1 the key `on` is true.
+    assert ci[True] == {"pull_request": None, "push": {"branches": ["main"]}}
+    (job,) = ci["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == PYTHONS
+    assert "${{ matrix.python }}" in job["container"]["image"]
+    assert {"run": ".ci/run"} in job["steps"]
+
+
+def test_a_release_is_made_for_each_python_that_we_name() -> None:
+    steps = workflow("release.yml")["jobs"]["make"]["steps"]
+    (chosen,) = (step["with"] for step in steps if "setup-python" in str(step))
+    assert sorted(chosen["python-version"].split()) == PYTHONS
+
+
+def test_hooks_of_git_use_what_the_set_up_has_installed() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    assert {repo["repo"] for repo in config["repos"]} == {"local"}
+    assert {hook["language"] for hook in hooks} == {"system"}
+    for program, argument, *_ in (hook["entry"].split() for hook in hooks):
+        assert program == ".venv/bin/ruff" or argument in TARGETS.split()
 
 
 # --- the files
