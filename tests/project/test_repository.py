@@ -469,7 +469,7 @@ def test_the_host_runs_the_gate_on_each_python_that_we_name() -> None:
     (job,) = ci["jobs"].values()
     assert job["strategy"]["matrix"]["python"] == PYTHONS
     assert "${{ matrix.python }}" in job["container"]["image"]
-    assert {"run": ".ci/run"} in job["steps"]
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
 
 
 def test_a_release_is_made_for_each_python_that_we_name() -> None:
