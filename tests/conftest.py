@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Callable, Generator, Iterator
 from math import inf
+from tempfile import gettempdir
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -25,6 +26,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Under nohup, which holds for us, it is the same with SIGHUP.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+# A user without a session has no such folder, and then the socket has no default.
+os.environ.setdefault("XDG_RUNTIME_DIR", gettempdir())
 
 # An example that takes long is no failure: the machine may be busy.
 settings.register_profile("patient", deadline=None)
