@@ -26,6 +26,8 @@ from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 from liveness.text import local_time
 
+# Lines that are sorted in memory, where each takes some 250 bytes.
+MOST_LINES: Final = 5_000_000
 # Roughly how long a lookup in the log may take, and how many records it may return.
 LOOKUP_S: Final = 0.2
 LOOKUP_RECORDS: Final = 1_000
@@ -57,7 +59,12 @@ def compare_file(path: Path, folder: Path, within_s: float, shows_all: bool) -> 
 def _lines_of(path: Path, reader: LineReader) -> Iterator[Line]:
     try:
         with path.open("rb") as file:
-            yield from reader.read(file)
+            for number, line in enumerate(reader.read(file)):
+                if number == MOST_LINES:
+                    raise CommandError(
+                        f"{path} has more than {MOST_LINES:,} lines; split it"
+                    )
+                yield line
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}; name a file of lines") from None
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from liveness.cli import compare as command
 from liveness.cli.main import main
 from liveness.core.records import Logged, OnlineRow, Record, Uid
 from liveness.core.wheel.restart import no_clocks
@@ -289,6 +290,17 @@ def test_after_a_planned_stop_nothing_is_missed_here(
     _, shown, errors = compared(lines)
     assert errors.endswith("the sidecar's stop\n")
     assert "bob  line 2" not in shown
+
+
+def test_a_file_with_too_many_lines_is_refused(
+    compared: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "MOST_LINES", 2)
+    line = {"uid": "ada", "at": SILENT}
+    assert "more than" not in compared([line, line, {}])[2]
+    code, shown, errors = compared([line, line, {}, line])
+    assert (code, shown) == (1, "")
+    assert "theirs.jsonl has more than 2 lines; split it\n" in errors
 
 
 def test_both_sides_agree_only_where_somebody_was_compared(compared: Compare) -> None:
