@@ -199,7 +199,7 @@ class RedisNode:
         try:
             await self._tasks.start(connection.run)
         except Exception:
-            # If cancelled, coredis raises this in place of that.
+            # When we are cancelled coredis raises this, but Cancelled has to go on.
             await checkpoint_if_cancelled()  # noqa: ASYNC120
             raise
         if self._must_keep:

@@ -117,7 +117,8 @@ def _url(port: int) -> str:
 
 @cache
 def _secret_file() -> IO[str]:
-    """A file with the secret, which is there until the end."""
+    """A file with the secret, for all sidecars that are measured."""
+    # Open until the program ends: closing it removes it.
     file = NamedTemporaryFile("w", encoding="utf-8", prefix="liveness-bench-")  # noqa: SIM115
     file.write(SECRET)
     file.flush()
