@@ -46,9 +46,7 @@ class Setting:
     section: str
     key: str
     kind: Any
-    default: (
-        Any  # dataclasses.MISSING if it depends on the user: liveness.config.sources
-    )
+    default: Any  # MISSING if it depends on the user: see liveness.config.sources
     meaning: str  # for `--help`, `deploy/liveness.toml` and the docs
     bounds: tuple[float, float] | None  # of a number
     unit: str  # of a number; for other values, what they must be
