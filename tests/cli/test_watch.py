@@ -140,11 +140,11 @@ def error(code: str) -> Frame:
 async def test_changes_of_the_link_are_lines_and_a_new_log_is_no_record(
     sidecar: LogPeer, nursery: trio.Nursery
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     shown: list[str] = []
 
     async def watching() -> None:
-        shown.extend(await lines(sidecar, 3, report_line=told.append, as_json=True))
+        shown.extend(await lines(sidecar, 3, report_line=reported.append, as_json=True))
 
     await sidecar.append("online", "online")
     async with trio.open_nursery() as reading:
@@ -157,7 +157,7 @@ async def test_changes_of_the_link_are_lines_and_a_new_log_is_no_record(
         await nursery.start(sidecar.open)
     assert [json.loads(line)["seq"] for line in shown] == [1, 2, 1]
     # Between the two sidecars, an attempt may find none.
-    assert [line for line in told if "it is not running" not in line] == [
+    assert [line for line in reported if "it is not running" not in line] == [
         f"linked to the sidecar at {sidecar.path}",
         f"no link to the sidecar at {sidecar.path}: it says bye: restart",
         f"linked to the sidecar at {sidecar.path}",
@@ -185,12 +185,14 @@ MISTAKES: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize(("greeting", "told"), MISTAKES.values(), ids=MISTAKES.keys())
+@pytest.mark.parametrize(
+    ("greeting", "reported"), MISTAKES.values(), ids=MISTAKES.keys()
+)
 async def test_what_ends_it_is_one_line(
-    sidecar: LogPeer, greeting: bytes, told: str
+    sidecar: LogPeer, greeting: bytes, reported: str
 ) -> None:
     sidecar.greeting = greeting
-    with pytest.raises(CommandError, match=told) as caught:
+    with pytest.raises(CommandError, match=reported) as caught:
         await lines(sidecar, 1)
     assert str(caught.value).isprintable()
 
@@ -216,15 +218,18 @@ async def test_without_a_sidecar_from_the_start_it_does_not_wait(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "none.sock"
-    told = f"no sidecar at {path}: start it with `liveness serve`, or name another"
-    with pytest.raises(CommandError, match=told):
+    reported = f"no sidecar at {path}: start it with `liveness serve`, or name another"
+    with pytest.raises(CommandError, match=reported):
         await lines(LogPeer(path), 1)
 
 
 def test_a_socket_without_permission_is_reported() -> None:
     # As root everything may be opened, so the error is made here.
-    told = str(unreachable(Path("/s"), PermissionError(13, "Permission denied")))
-    assert told == "not allowed to connect to /s: run this as its user, or in its group"
+    reported = str(unreachable(Path("/s"), PermissionError(13, "Permission denied")))
+    assert (
+        reported
+        == "not allowed to connect to /s: run this as its user, or in its group"
+    )
 
 
 # --- as a process ---------------------------------------------------------------------

@@ -22,11 +22,11 @@ def told(reader: type[Reader], cut: Iterable[bytes], limits: Limits) -> list[str
     flat: list[str] = []
     for piece in cut:
         for request in link.receive(piece, 0.0):
-            flat += told_apart(request, link.n)
+            flat += described(request, link.n)
     return [*flat, repr((link.n, link.is_closed, link.hello))]
 
 
-def told_apart(request: Request, n: int) -> list[str]:
+def described(request: Request, n: int) -> list[str]:
     """A request of frame *n* as text; each keepalive or message of a run."""
     assert isinstance(request, Request)
     if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:

@@ -101,7 +101,7 @@ def test_the_index_leads_to_every_page() -> None:
 
 def test_a_release_is_read_in_a_minute_and_so_is_how_to_contribute() -> None:
     _, *releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
-    assert [it[:9] for it in releases if it.count("\n") >= 80] == []
+    assert [text[:9] for text in releases if text.count("\n") >= 80] == []
     assert MANUAL["CONTRIBUTING.md"].count("\n") <= 150
 
 

@@ -726,7 +726,7 @@ function showGateways(summary) {
   const notes = [];
   if (!summary.gateways.length) notes.push("No gateway has connected yet. docs/gateway.md shows how to connect one.");
   if (summary.gateways_more) notes.push(`${plural(summary.gateways_more, "more gateway")} with fewer users: see /v1/gateways.`);
-  if (tight.length) notes.push("A timeout is under 1.8 times the usual interval, so one late keepalive makes a live user offline. Have users send more often, or raise the timeout.");
+  if (tight.length) notes.push(`A timeout is under ${LEAST_TIMES} times the usual interval, so one late keepalive makes a live user offline. Have users send more often, or raise the timeout.`);
   for (const { role, name, why, unacked, for_s } of summary.stalled.slice(0, 8)) {
     const what = why === "unacknowledged" ? `has not acknowledged ${plural(unacked, "record")}` : "does not read its link";
     notes.push(`The ${role} ${visible(name)} ${what} for ${seconds(for_s)}, and gets no more.`);
