@@ -583,6 +583,7 @@ FOR_PROGRAMS: Final = {
 # What has no row: a folder, or a function; and why.
 EXCUSED: Final = {
     "lab": "of the laboratory: tests/lab, and what has its name in tests/system",
+    "cli/compare.py:_lines_of": "takes five million lines: tests/lab/compare/test_comparison.py",
     "cli/status.py:screen": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
     "cli/watch.py:_command_errors": "takes a crowded sidecar: tests/cli/test_watch.py",
