@@ -61,6 +61,7 @@ class DampedRecords:
         self._arrived_at = -inf  # when the last records or answer came
         self._offset_ms = 0  # add it to the stamps of records that arrive
         self._former_offset_ms = 0  # before the wall clock was set
+        self._set_by = -inf  # when that was noticed, in milliseconds
         self._pings = 0
         self._asked_at: float | None = None  # when it sent the first of two pings
         self._is_second = False  # the first ping is answered
@@ -83,7 +84,6 @@ class DampedRecords:
     def linked(self) -> None:
         """Note that a link has begun, whose first records have not arrived yet."""
         self.arrives()
-        self._former_offset_ms = self._offset_ms
         self.damper.complete(-inf)
 
     def arrives(self) -> None:
@@ -92,6 +92,7 @@ class DampedRecords:
         offset_ms = round((self._arrived_at - self._wall_s()) * 1000)
         if abs(offset_ms - self._offset_ms) > STEP_MS:
             self._former_offset_ms = self._offset_ms
+            self._set_by = self._arrived_at * 1000
         self._offset_ms = offset_ms
         self._asked_at, self._is_second, self._awaits_pong = None, False, False
 
@@ -102,14 +103,18 @@ class DampedRecords:
             KeyError, TypeError: It does not have the form of a record.
         """
         now = round(self._arrived_at * 1000)
-        # The wall clock may have been set since the decision. A moment in the future is
-        # wrong; by the later of two, no offline settles early.
+        # The wall clock may have been set since the decision, also while no link was up.
+        # A moment after that, by the former offset, is wrong, and so is one in the future.
+        # By the later of two, no offline settles early.
         moments = [
             record["at"] + offset_ms
-            for offset_ms in (self._offset_ms, self._former_offset_ms)
+            for offset_ms, until in (
+                (self._offset_ms, now),
+                (self._former_offset_ms, self._set_by),
+            )
+            if record["at"] + offset_ms <= until + STEP_MS
         ]
-        past = (moment for moment in moments if moment <= now + STEP_MS)
-        at = min(max(past, default=now), now)
+        at = min(max(moments, default=now), now)
         kind, user, gateway = record["kind"], "", ""
         if kind in SESSION_KINDS:
             uid, gateway = record["uid"], record["gateway"]

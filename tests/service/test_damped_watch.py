@@ -168,6 +168,24 @@ async def test_steps_of_the_wall_clock_settle_no_offline_earlier_or_later(
 
 
 @virtual
+async def test_a_wall_clock_set_before_a_new_link_makes_no_short_absence_a_long_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    writer = rig.log_writer.writer
+    async with reading(rig) as watch:
+        monkeypatch.setattr(writer, "write", slowed(writer.write, SETTLE_S / 2))
+        await gateway.send(["logout", ["ada"]])
+        await trio.sleep(1)
+        monkeypatch.setattr(rig_module, "WALL_MS", WALL_MS + 3_600_000)
+        await watch._link.drop()
+        await watch.connected()
+        await gateway.send(["login", ["ada"]])
+        await nothing_of(watch, 4 * SETTLE_S)
+        assert watch.damping.left_out == 2
+
+
+@virtual
 async def test_batches_and_kinds_have_what_the_program_asked_for(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
     async with reading(rig, kinds=["offline"]) as watch:
