@@ -364,5 +364,5 @@ class RunEvidence:
 
     def host_is_calm(self, since: float, until: float) -> bool:
         """Whether nothing made the sidecar late, or kept it from reading or writing."""
-        kinds = "sidecar", "disk", "gateway floods"
+        kinds = "sidecar", "disk", "gateway floods", "host boots", "state is back"
         return not self.history.troubles_in(since, until, *kinds)

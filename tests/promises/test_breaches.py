@@ -23,6 +23,7 @@ from tests.promises.histories import (
 )
 from tests.promises.rules import is_early, is_late, is_next_attempt
 from tests.promises.run_history import Delivered, History, Process, Sent, Unread
+from tests.simulation.world import RESTARTS
 
 
 def read_in_time(history: History) -> None:
@@ -314,6 +315,15 @@ def test_users_of_a_gateway_that_is_heard_again_after_they_are_due_are_held(
     lost_and_heard_again_at(history, 4.0)
     found = broken_promises(PLAN.terms, history)
     assert not [it for it in found if "and its gateway was there" in it], found
+
+
+@pytest.mark.parametrize("what", RESTARTS)
+def test_a_sidecar_that_is_down_cannot_answer(history: History, what: str) -> None:
+    read_in_time(history)
+    assert any("was not answered" in it for it in broken_promises(PLAN.terms, history))
+    history.troubles.append((36.0, 39.0, what))
+    found = broken_promises(PLAN.terms, history)
+    assert not any("was not answered" in it for it in found)
 
 
 # --- as they come, without the whole history ------------------------------------------------
