@@ -137,7 +137,6 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     async def __aexit__(self, *error: Any) -> None:
         self._close()
-        self._redis = None
         await self._stack.__aexit__(*error)  # noqa: ASYNC102 - ends its own tasks only
 
     async def aclose(self) -> None:
@@ -315,7 +314,9 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
     # --- failures of Redis: raised, or reported once ------------------------------------
 
     def _failed(self, error: CallError | ValueError, number: int | None = None) -> None:
-        if isinstance(error, ValueError):
+        if self._is_closed:
+            pass  # a call that met the end of its own connection
+        elif isinstance(error, ValueError):
             self._error = of_another_form(error, self._server)
         elif self._strict and (not self._has_answer or error.kind in LASTING):
             self._error = self._error or error

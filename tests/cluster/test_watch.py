@@ -166,6 +166,16 @@ async def test_closing_ends_the_iteration_and_its_wait(
 # --- when Redis is away -----------------------------------------------------------------
 
 
+async def test_a_read_that_begins_as_the_watch_ends_is_no_failure(
+    host: ClusterPublisher, watching: Watching, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.online("ada")
+    async with watching() as watch:
+        await watch.connected()
+    await watch._read_all()
+    assert caplog.messages == []
+
+
 async def test_it_waits_while_redis_is_away_and_says_so_once(
     redis: RedisServer, host: ClusterPublisher, watching: Watching
 ) -> None:
