@@ -186,6 +186,27 @@ async def test_a_wall_clock_set_before_a_new_link_makes_no_short_absence_a_long_
 
 
 @virtual
+async def test_a_wall_clock_set_before_a_record_settles_it_no_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    writer = rig.log_writer.writer
+    write = writer.write
+    async with reading(rig) as watch:
+        monkeypatch.setattr(rig_module, "WALL_MS", WALL_MS + 3_000)
+        await does(gateway, "login", "bob")
+        assert await next_of(watch, 1) == [(ONLINE, "bob")]
+        await trio.sleep(1)
+        monkeypatch.setattr(writer, "write", slowed(write, SETTLE_S - 1))
+        began = trio.current_time()
+        await gateway.send(["logout", ["ada"]])
+        await trio.sleep(1)
+        monkeypatch.setattr(writer, "write", write)
+        assert await next_of(watch, 1) == [(OFFLINE, "ada")]
+        assert trio.current_time() - began < SETTLE_S + 2 * damped_records.QUIET_S
+
+
+@virtual
 async def test_batches_and_kinds_have_what_the_program_asked_for(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
     async with reading(rig, kinds=["offline"]) as watch:
