@@ -33,7 +33,7 @@ def background_loop() -> Iterator[tuple[BlockingPortal, ExitStack]]:
     """
     own_process = os.getpid()
     with ExitStack() as stack:
-        portal = stack.enter_context(start_blocking_portal("trio", name="liveness"))
+        portal = stack.enter_context(start_blocking_portal("asyncio", name="liveness"))
         try:
             yield portal, stack
         finally:
