@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.runner import CORPUS, FINDINGS, main, told
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
-from tests.helpers.tree import ROOT
+from tests.helpers.tree import ROOT, needs_a_clone
 
 MOST_CORPUS_BYTES: Final = 1_500_000
 DONE: Final = """
@@ -36,6 +36,7 @@ def corpus(target: str) -> list[Path]:
 # --- what was kept
 
 
+@needs_a_clone
 @targets
 def test_no_target_finds_a_fault_in_any_input_of_its_corpus(target: str) -> None:
     inputs = corpus(target)
@@ -56,6 +57,7 @@ def test_no_target_finds_a_fault_in_what_it_begins_with(target: str) -> None:
         TARGETS[target](data)
 
 
+@needs_a_clone
 def test_the_corpus_stays_small() -> None:
     sizes = [path.stat().st_size for target in TARGETS for path in corpus(target)]
     assert sum(sizes) < MOST_CORPUS_BYTES
@@ -94,7 +96,7 @@ def test_whatever_ends_without_its_account_is_no_clean_run(code: int) -> None:
 
 def test_an_input_is_gone_through_again_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "wire-crash-0a"
-    path.write_bytes(corpus("wire")[0].read_bytes())
+    path.write_bytes(next(iter(seeds("wire"))))
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", "--replay", str(path)],
         cwd=ROOT,

@@ -1,13 +1,21 @@
 """The files of the project: those in git, or without git, those that no tool made."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).parents[2]
+# Of what git tracks an sdist lacks these, as MANIFEST.in says.
+ONLY_IN_A_CLONE: Final = re.compile(r"tests/fuzz/corpus/|tests/mutants/.*\.patch")
+needs_a_clone: Final = pytest.mark.skipif(
+    not (ROOT / "tests/fuzz/corpus").exists(), reason="this is an sdist, and no clone"
+)
 
 
 def tracked(root: Path) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.helpers.needs import needs
-from tests.helpers.tree import ROOT
+from tests.helpers.tree import ROOT, needs_a_clone
 from tests.mutants import runner
 from tests.mutants.runner import PATCHES, faults_of, mutants_of, run
 
@@ -118,6 +118,7 @@ def test_every_patch_says_what_it_takes_out_and_names_a_test_of_its_own() -> Non
     assert faults_of(mutants_of(ROOT)) == []
 
 
+@needs_a_clone
 def test_every_patch_applies() -> None:
     tried = {mutant.name: mutant.apply(ROOT, "--check") for mutant in mutants_of(ROOT)}
     assert tried
