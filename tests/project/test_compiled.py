@@ -218,23 +218,6 @@ def test_without_a_compiler_the_reference_is_installed(
         assert version(place / "target") == expected
 
 
-@pytest.mark.long
-@needs_compiler
-def test_half_a_wheel_is_none(place: Path) -> None:
-    target, gcc = place / "target", place / "machine" / "gcc"
-    gcc.write_text(
-        '#!/bin/sh\ncase "$*" in *_wire*) echo out of order >&2; exit 1;; esac\n'
-        f'exec {shutil.which("gcc")} "$@"\n'
-    )
-    gcc.chmod(0o755)
-    code, said = installed(place / "sources", target, CC=str(gcc), CFLAGS="-O0")
-    assert code == 0, said
-    assert "out of order" in said
-    assert [*target.rglob("*.so")] == []
-    (told,) = target.glob("*.dist-info/WHEEL")
-    assert "\nTag: py3-none-any\n" in told.read_text()
-
-
 @needs_compiler
 @pytest.mark.slow
 def test_a_failed_compilation_installs_nothing_from_before(place: Path) -> None:

@@ -168,17 +168,19 @@ def sdist(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(dist: Path, sdist: Path) -> dict[str, Path]:
-    """The wheel that `make dist` made, and one made where there is no compiler.
+    """The wheel that `make dist` made, and the one for every machine.
 
-    That is the same folder, in which an older version was built, so that files lie there
-    that are gone by now; and CI, as it is set wherever gateways are built, changes nothing.
+    That is made in the same folder, in which an older version was built, so that files lie
+    there that are gone by now; and CI, as it is set wherever gateways are built, changes
+    nothing.
     """
     (compiled,) = dist.glob("*.whl")
     machine = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     library = sdist / f"build/lib.{machine}/liveness"
     library.mkdir(parents=True)
     (library / "gone.py").touch()
-    succeeded(run(*PIP_WHEEL, "-w", sdist.parent, sdist, CC="false", CI="true"))
+    made = (*PIP_WHEEL, "-w", sdist.parent, sdist)
+    succeeded(run(*made, CI="true", LIVENESS_PURE_WHEEL="1"))
     (pure,) = sdist.parent.glob("*.whl")
     return {"compiled": compiled, "pure": pure}
 
@@ -290,11 +292,11 @@ def test_pypi_would_take_what_is_made(dist: Path, wheels: dict[str, Path]) -> No
 
 def test_of_the_same_commit_the_same_sdist_is_made(copy: Path, tmp_path: Path) -> None:
     made = []
+    chosen = {"SOURCE_DATE_EPOCH": "1700000000", "LIVENESS_PURE_WHEEL": "1"}
     for umask in ("022", "027"):
         place = tmp_path / umask
         succeeded(run("sh", "-c", f"umask {umask}; cp -r {copy} {place}"))
-        command = (sys.executable, "setup.py", "-q", "sdist")
-        succeeded(run(*command, cwd=place, SOURCE_DATE_EPOCH="1700000000"))
+        succeeded(run("deploy/release", "dist", cwd=place, **chosen))
         made.append((place / "dist" / f"{NAME}.tar.gz").read_bytes())
     assert made[0] == made[1]
 
