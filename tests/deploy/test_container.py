@@ -118,9 +118,13 @@ def test_the_image_says_what_it_is(image: Stage) -> None:
         ("deploy/kubernetes/kustomization.yaml", r"newTag: (\S*)", 1),
         ("docs/deployment.md", r"localhost/liveness:?(\S*)", 2),
         ("docs/backups.md", r"localhost/liveness:([\d.]*)", 3),
+        ("docs/command-line.md", r"(?m)^liveness +([\d.]+) \(", 2),
+        ("docs/operations.md", r"(?m)^liveness +([\d.]+) \(", 1),
     ],
 )
-def test_the_image_is_named_alike(name: str, pattern: str, times: int) -> None:
+def test_a_file_that_names_the_version_names_this_one(
+    name: str, pattern: str, times: int
+) -> None:
     found = re.findall(pattern, (ROOT / name).read_text())
     assert found == [liveness.__version__] * times
 
