@@ -84,10 +84,9 @@ def test_a_program_that_is_only_run_may_have_its_noted_licence(tmp_path: Path) -
             there = installed(tmp_path, f"License-Expression: {under}", name=name)
             pin = Pin(canonicalize_name(name), "1.0", "")
             assert (licences.look([pin], there).faults == ()) is is_good
-    # It is run by `make check`, and nothing that runs or tests the sidecar needs it.
     dev = {pin.name for pin in pins([ROOT / "requirements/dev.lock"])}
-    test = {pin.name for pin in pins([ROOT / "requirements/test.lock"])}
-    assert licences.RUN_ONLY.keys() <= dev - test
+    runtime = {pin.name for pin in pins([ROOT / "requirements/runtime.lock"])}
+    assert licences.RUN_ONLY.keys() <= dev - runtime
 
 
 def test_what_is_locked_and_not_there_is_not_passed_over(tmp_path: Path) -> None:
@@ -101,14 +100,14 @@ def test_what_is_locked_and_not_there_is_not_passed_over(tmp_path: Path) -> None
     assert verdict.list == ("for other Pythons, and not looked at: it",)
 
 
-def test_what_the_tests_run_on_is_under_allowed_licences() -> None:
-    verdict = licences.look(pins([ROOT / "requirements/test.lock"]))
+def test_what_is_developed_with_is_under_allowed_licences() -> None:
+    verdict = licences.look(pins([ROOT / "requirements/dev.lock"]))
     assert verdict.faults == ()
     assert any("trio" in line for line in verdict.list)
 
 
 def test_every_lock_is_looked_at() -> None:
-    assert len(locks(ROOT)) == 6
+    assert len(locks(ROOT)) == 3
     names = {pin.name for pin in pins(locks(ROOT))}
     assert {"trio", "pytest", "mypy", "sphinx", "atheris", "pip-audit"} <= names
     for lock in locks(ROOT):

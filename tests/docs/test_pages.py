@@ -63,6 +63,7 @@ GROUPS: Final = {
 SHOWN: Final = blocks("docs/command-line.md", "sh")[0].splitlines()
 API: Final[dict[str, Any]] = json.loads((ROOT / "docs/openapi.json").read_text())
 MAKEFILE: Final = (ROOT / "Makefile").read_text()
+NOXFILE: Final = (ROOT / "noxfile.py").read_text()
 # Their ARGS are those of a command.
 MAKES: Final = ("demo", "serve", "bench")
 
@@ -546,15 +547,16 @@ def fault_of(command: Command, *, settings: Path) -> str | None:
 
 
 def check_make(target: str, variables: list[str]) -> None:
+    body = re.search(rf"^def {target}\(.*\n((?:    .*\n)*)", NOXFILE, re.M)
     recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.M)
-    assert recipe, "there is no such target"
+    assert body or recipe, "no such target"
     for variable in variables:
         name, _, value = variable.partition("=")
-        assert re.search(rf"\b{name}\b", MAKEFILE), f"no {name}"
+        assert re.search(rf"\b{name}\b", MAKEFILE + NOXFILE), f"no {name}"
         arguments = shlex.split(value) if name == "ARGS" else []
         if target in MAKES:
             checked(["liveness", target, *arguments])
-        elif module := re.search(r"-m (tests|grafana)\.(\w+)", recipe[1]):
+        elif module := body and re.search(r'"(tests|grafana)\.(\w+)', body[1]):
             folder = ROOT / module[1] / module[2]
             text = "\n".join(path.read_text() for path in folder.glob("*.py"))
             for flag in flags(value):

@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if importlib.util.find_spec("atheris") is None:
         print(
-            "fuzz: atheris is not installed here: make fuzz (or make setup LEVEL=fuzz) "
-            "brings it, where this Python has a wheel of it",
+            "fuzz: atheris is not installed here: make fuzz brings it, where this "
+            "Python has a wheel of it",
             file=sys.stderr,
         )
         return 2

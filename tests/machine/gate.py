@@ -22,8 +22,9 @@ from tests.upgrades.releases import RELEASES
 # What is shipped, and how; and what README says of a clone.
 CONCERNED: Final = ("deploy/", "tests/machine/")
 CONCERNED_FILES: Final = (
-    *("Makefile", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"),
-    *("requirements/runtime.lock", "requirements/test.lock"),
+    *("MANIFEST.in", "Makefile", "README.md", "noxfile.py", "pyproject.toml"),
+    *("requirements/dev.lock", "requirements/runtime.lock", "requirements/setup"),
+    "setup.py",
 )
 PYTHON: Final = (3, 11)  # of Debian 12
 # A program of each package. Podman's own brings neither its networks, for which netavark

@@ -41,7 +41,7 @@ def type_in() -> Iterator[Type]:
     """Types lines into a shell of the user, in a clone; what they print."""
     require_root()
     (packages,) = re.findall(r"On\s+Debian: `apt install ([^`]+)`", MANUAL[README])
-    places = {"/source": ROOT, "/wheels": wheels([ROOT / "requirements/test.lock"])}
+    places = {"/source": ROOT, "/wheels": wheels([ROOT / "requirements/dev.lock"])}
     given = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"}
     with unpacked(base(*packages.split())) as root:
         # What any Debian has that was not made for a container.

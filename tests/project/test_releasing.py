@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -36,11 +35,6 @@ NEXT: Final = "git -c user.name=a -c user.email=a@a.example commit --allow-empty
 
 # --- the wheels
 
-needs_auditwheel: Final = pytest.mark.skipif(
-    find_spec("auditwheel") is None,
-    reason="auditwheel is missing: make setup LEVEL=dev",
-)
-
 
 @pytest.fixture(scope="module")
 def dist(copy: Path) -> Path:
@@ -54,7 +48,6 @@ def dist(copy: Path) -> Path:
     return copy / "dist"
 
 
-@needs_auditwheel
 @needs_compiler
 @pytest.mark.timeout(600)
 def test_a_compiled_wheel_is_for_every_linux_and_the_pure_one_for_all(
@@ -71,7 +64,6 @@ def test_a_compiled_wheel_is_for_every_linux_and_the_pure_one_for_all(
     assert [*map(str, parse_wheel_filename(pure.name)[3])] == ["py3-none-any"]
 
 
-@needs_auditwheel
 @needs_compiler
 def test_no_wheel_has_more_than_the_package(dist: Path) -> None:
     ours = {name for name in tracked(ROOT) if name.startswith("liveness/")}

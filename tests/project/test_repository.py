@@ -1,7 +1,7 @@
 """Promises of the repository: locks, set-up, gate, and clean files.
 
-Set-up and gate are the real Makefile and the real .ci/run, in a copy and without a
-network: a script stands for the Python they call. It answers every question with the
+Set-up and gate are the real Makefile, requirements/setup and .ci/run, in a copy and without
+a network: a script stands for the Python they call. It answers every question with the
 real one, only ``-m venv`` and ``-m pip`` merely leave a trace.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,24 +25,23 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import noxfile
 from liveness.config.sources import FILE_VARIABLE, load
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT, files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
+NOXFILE = (ROOT / "noxfile.py").read_text()
 # Each lock, and its required content.
 WANTED = {
     "requirements/runtime.lock": PROJECT["build-system"]["requires"]
     + PROJECT["project"]["dependencies"]
     + [*chain(*PROJECT["project"]["optional-dependencies"].values())],
-    "requirements/test.lock": GROUPS["test"],
     "requirements/dev.lock": GROUPS["dev"],
-    "requirements/docs.lock": GROUPS["docs"],
     "requirements/fuzz.lock": GROUPS["fuzz"],
-    "requirements/audit.lock": GROUPS["audit"],
 }
-ALL_LOCKS = tuple(WANTED)
+RUNTIME, DEV, FUZZ = ALL_LOCKS = tuple(WANTED)
 TARGETS = (
     "audit bench check clean dashboard demo dist docs fuzz help install lock mutants "
     "performance release rules screenshots serve setup simulate slow system test tests "
@@ -118,7 +118,7 @@ class Copy:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
-    for name in ("Makefile", ".ci/run", *ALL_LOCKS):
+    for name in ("Makefile", "noxfile.py", ".ci/run", "requirements/setup", *ALL_LOCKS):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
@@ -171,11 +171,8 @@ def test_a_lock_holds_hashed_pins_of_what_the_project_asks_for(lock: str) -> Non
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)])
 
 
-def test_each_lock_holds_the_one_before_it() -> None:
-    runtime, test, dev, docs, fuzz, audit = (pins(lock).items() for lock in ALL_LOCKS)
-    assert runtime < test < dev < audit
-    assert test < fuzz < audit
-    assert runtime < docs < audit
+def test_what_is_developed_with_has_what_runs() -> None:
+    assert pins(RUNTIME).items() < pins(DEV).items()
 
 
 def test_no_lock_of_another_kind_is_kept() -> None:
@@ -190,7 +187,7 @@ def test_no_lock_of_another_kind_is_kept() -> None:
 def ready(copy: Copy) -> Copy:
     """A copy that `make setup` has set up."""
     assert copy.run("make", "setup").returncode == 0
-    assert compiled(copy) == (["requirements/dev.lock"], 1)
+    assert compiled(copy) == ([DEV], 1)
     return copy
 
 
@@ -200,39 +197,44 @@ def test_the_second_set_up_finds_everything_there(ready: Copy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "lock"),
+    ("target", "locks"),
     [
-        ("demo", "requirements/runtime.lock"),
-        ("serve", "requirements/runtime.lock"),
-        ("bench", "requirements/runtime.lock"),
-        ("test", "requirements/test.lock"),
-        ("slow", "requirements/test.lock"),
-        ("system", "requirements/test.lock"),
-        ("dashboard", "requirements/test.lock"),
-        ("dist", "requirements/runtime.lock"),
-        ("wheels", "requirements/dev.lock"),
-        ("release", "requirements/audit.lock"),
-        ("check", "requirements/dev.lock"),
-        ("performance", "requirements/runtime.lock"),
-        ("docs", "requirements/docs.lock"),
-        ("fuzz", "requirements/fuzz.lock"),
-        ("audit", "requirements/audit.lock"),
+        ("demo", [RUNTIME]),
+        ("serve", [RUNTIME]),
+        ("bench", [RUNTIME]),
+        ("dist", [RUNTIME]),
+        ("wheels", [DEV]),
+        ("release", [DEV]),
+        ("test", [DEV]),
+        ("check", [DEV]),
+        ("fuzz", [DEV, FUZZ]),
+        ("audit", [DEV, FUZZ]),
     ],
 )
-def test_a_target_installs_only_its_lock(copy: Copy, target: str, lock: str) -> None:
+def test_a_target_installs_only_its_locks(
+    copy: Copy, target: str, locks: list[str]
+) -> None:
     copy.run("make", target)
-    assert installed(copy) == [lock]
+    assert installed(copy) == locks
 
 
-def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
-    levels = "runtime test runtime dev test docs runtime fuzz audit fuzz"
-    for level in levels.split():
+def test_a_higher_level_serves_the_lower_one(copy: Copy) -> None:
+    for level in ("runtime", "dev", "runtime", "dev"):
         assert copy.run("make", "setup", f"LEVEL={level}").returncode == 0
-    assert installed(copy) == list(ALL_LOCKS)
+    assert installed(copy) == [RUNTIME, DEV]
+    copy.run("make", "fuzz")
+    copy.run("make", "demo")
+    assert installed(copy) == [FUZZ]
+
+
+def test_a_level_that_there_is_not_is_refused(copy: Copy) -> None:
+    refused = copy.run("make", "setup", "LEVEL=docs")
+    assert refused.returncode != 0
+    assert refused.stderr.startswith("liveness: LEVEL is runtime or dev, not docs\n")
 
 
 @pytest.mark.parametrize(
-    ("target", "args", "paths", "is_parallel"),
+    ("session", "args", "paths", "is_parallel"),
     [
         ("test", "", [], True),
         ("tests", "", ["tests"], True),
@@ -250,12 +252,17 @@ def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
     ],
 )
 def test_a_target_runs_every_test_unless_some_are_named(
-    copy: Copy, target: str, args: str, paths: list[str], is_parallel: bool
+    session: str, args: str, paths: list[str], is_parallel: bool
 ) -> None:
-    dry = copy.run("make", "--dry-run", target, f"ARGS={args}").stdout
-    (command,) = [line for line in dry.splitlines() if "-m pytest" in line]
-    assert [word for word in command.split() if word.startswith("tests")] == paths
-    assert ("--numprocesses" in command) == is_parallel
+    asked = list[str]()
+    run = SimpleNamespace(
+        posargs=args.split(),
+        python=False,
+        run=lambda *words, **_: asked.extend(words),
+    )
+    getattr(noxfile, session)(run)
+    assert [word for word in asked if word.startswith("tests")] == paths
+    assert any("--numprocesses" in word for word in asked) == is_parallel
 
 
 @pytest.mark.parametrize("before", [[], ["LEVEL=runtime"]])
@@ -266,17 +273,17 @@ def test_an_interrupted_set_up_is_redone(copy: Copy, before: list[str]) -> None:
     assert copy.run("make", "setup", INTERRUPT="1").returncode != 0
     copy.traced()
     assert copy.run("make", "setup").returncode == 0
-    assert installed(copy) == ["requirements/dev.lock"]
+    assert installed(copy) == [DEV]
     assert not (copy.path / ".venv/half-installed").exists()
 
 
 def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
     copy.run("make", "demo")
-    with (copy.path / "requirements/runtime.lock").open("a") as lock:
+    with (copy.path / RUNTIME).open("a") as lock:
         lock.write("\n")
     copy.run("make", "demo")
     copy.run("make", "demo", LIE="sys.version += ' again'")
-    assert installed(copy) == ["requirements/runtime.lock"] * 3
+    assert installed(copy) == [RUNTIME] * 3
 
 
 @pytest.mark.parametrize(
@@ -375,19 +382,19 @@ def test_a_missing_program_is_one_line(copy: Copy, lie: str, said: str) -> None:
     assert not (copy.path / ".venv").exists()
 
 
-def test_a_machine_without_git_is_told_so_and_served(copy: Copy) -> None:
-    enough = copy.only(
-        "bash cat chmod cp cut find ls make mkdir rm sh sha256sum tail touch"
-    )
-    run = copy.run("make", "setup", PATH=enough)
-    assert run.returncode == 0
-    assert run.stderr.startswith("liveness: git is missing")
-    assert "Debian: apt install git make python3-venv" in run.stderr
-
-
 def test_every_target_is_listed_by_help(copy: Copy) -> None:
     listed = [line.split()[0] for line in copy.run("make").stdout.splitlines()]
     assert " ".join(sorted(listed)) == TARGETS
+
+
+def test_every_session_of_nox_is_a_target_of_make_but_that_of_other_pythons(
+    copy: Copy,
+) -> None:
+    sessions = re.findall(r"^def (\w+)\(session: .*-> None:", NOXFILE, re.M)
+    dry = copy.run("make", "--dry-run", *TARGETS.split())
+    assert dry.returncode == 0
+    asked = re.findall(r"--session (\w+)", dry.stdout)
+    assert {*asked} == {*sessions} - {"python"}
 
 
 # --- the gate
