@@ -14,6 +14,7 @@ from hypothesis import settings
 from trio.testing import MockClock
 
 from liveness.config.sources import FILE_VARIABLE
+from tests.helpers.held_clock import Holds, held
 from tests.helpers.processes import NO_SETTINGS, environment
 from tests.helpers.redis_servers import certificates, redis, redis_cluster
 
@@ -133,8 +134,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def holds() -> Holds:
+    """What keeps the clock of the test from jumping at once."""
+    return []
+
+
+@pytest.fixture
 def jumping(
     autojump_clock: MockClock,
+    holds: Holds,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> MockClock:
@@ -151,7 +159,6 @@ def jumping(
         trio.run(test, **{**options, "clock": autojump_clock})
 
     request.node.add_marker(pytest.mark.trio(run=run), append=False)
-    at_work = 0
     run_sync = trio.to_thread.run_sync
 
     async def standing_still(
@@ -160,17 +167,10 @@ def jumping(
         abandon_on_cancel: bool = False,
         limiter: trio.CapacityLimiter | None = None,
     ) -> Result:
-        nonlocal at_work
-        at_work += 1
-        autojump_clock.autojump_threshold = inf
-        try:
+        with held(autojump_clock, holds, inf):
             return await run_sync(
                 work, *args, abandon_on_cancel=abandon_on_cancel, limiter=limiter
             )
-        finally:
-            at_work -= 1
-            if not at_work:
-                autojump_clock.autojump_threshold = 0
 
     monkeypatch.setattr(trio.to_thread, "run_sync", standing_still)
     return autojump_clock
