@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -469,6 +470,13 @@ def test_two_readers_without_a_name_never_have_the_same() -> None:
 # --- acknowledging --------------------------------------------------------------------
 
 
+@pytest.fixture
+def _no_acks_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a slow machine from having records acknowledged early."""
+    monkeypatch.setattr("liveness.client.watcher.ACK_EVERY_S", inf)
+
+
+@pytest.mark.usefixtures("_no_acks_by_time")
 async def test_what_is_finished_is_acknowledged_before_it_waits_and_at_the_end(
     peer: LogPeer, nursery: trio.Nursery
 ) -> None:
@@ -498,6 +506,7 @@ async def test_a_slow_loop_acknowledges_every_tenth_of_a_second(
         await peer.acked(2, 4)
 
 
+@pytest.mark.usefixtures("_no_acks_by_time")
 async def test_a_batch_is_finished_as_a_whole(peer: LogPeer) -> None:
     async with reading(peer, name="mailer") as watch:
         await peer.append("online", "online", "online")
@@ -517,6 +526,7 @@ async def test_a_reader_without_a_name_acknowledges_nothing(peer: LogPeer) -> No
     assert peer.acks == []
 
 
+@pytest.mark.usefixtures("_no_acks_by_time")
 async def test_a_new_link_acknowledges_again_what_the_one_before_may_have_lost(
     peer: LogPeer, nursery: trio.Nursery
 ) -> None:
@@ -532,6 +542,7 @@ async def test_a_new_link_acknowledges_again_what_the_one_before_may_have_lost(
         assert (peer.hellos[-1]["after"], peer.hellos[-1]["log"]) == (2, "log-a")
 
 
+@pytest.mark.usefixtures("_no_acks_by_time")
 async def test_no_ack_of_an_old_log_reaches_a_new_one(
     peer: LogPeer, nursery: trio.Nursery
 ) -> None:

@@ -143,7 +143,7 @@ async def test_a_cancelled_call_does_not_disturb_the_others(
 
 def test_it_serves_and_heals_under_asyncio_too(redis: RedisServer) -> None:
     async def ask() -> None:
-        async with redis_of(redis.settings(), timeout_s=0.2) as conn:
+        async with redis_of(redis.settings(), timeout_s=2.0) as conn:
             assert (await begin(conn))[0] == b"reset"
             redis.pause()
             assert (await failure_of(begin(conn))).kind == "timeout"

@@ -80,7 +80,7 @@ from tests.system.test_timers import (  # noqa: F401
     test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once,
 )
 
-SOON_S: Final = 10.0
+SOON_S: Final = 30.0
 TICK_S: Final = 0.02
 
 
