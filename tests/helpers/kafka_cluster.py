@@ -103,11 +103,11 @@ class KafkaCluster:
 class TopicReader:
     """Reads all messages of the topic, each once and in the order of its partition."""
 
-    def __init__(self, cluster: KafkaCluster) -> None:
+    def __init__(self, brokers: str) -> None:
         self.messages: list[Received] = []
         self._consumer = Consumer(
             {
-                "bootstrap.servers": cluster.brokers,
+                "bootstrap.servers": brokers,
                 "group.id": "test",
                 "enable.auto.commit": False,
                 "log_level": 0,

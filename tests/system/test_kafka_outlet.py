@@ -13,6 +13,7 @@ from liveness.core.records import OFFLINE, ONLINE
 from tests.helpers import disk
 from tests.helpers.kafka_cluster import PARTITIONS, TOPIC, KafkaCluster, TopicReader
 from tests.helpers.pages import example
+from tests.helpers.tansu import tansu
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 
@@ -30,17 +31,22 @@ def cluster() -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def reader(cluster: KafkaCluster) -> Iterator[TopicReader]:
-    with TopicReader(cluster) as reader:
+    with TopicReader(cluster.brokers) as reader:
         yield reader
 
 
 @pytest.fixture
 def sidecar(make: Start, cluster: KafkaCluster, tmp_path: Path) -> Sidecar:
-    settings = tmp_path / "settings.toml"
+    return make(config=settings_of(tmp_path, cluster.brokers))
+
+
+def settings_of(folder: Path, brokers: str) -> Path:
+    """A file with the settings of an outlet to these brokers."""
+    settings = folder / "settings.toml"
     settings.write_text(
         f"""
 [kafka.events]
-brokers = "{cluster.brokers}"
+brokers = "{brokers}"
 topic = "{TOPIC}"
 begin = "oldest"
 
@@ -49,7 +55,7 @@ begin = "oldest"
 """
     )
     settings.chmod(0o644)
-    return make(config=settings)
+    return settings
 
 
 def come_and_go(sidecar: Sidecar, users: int) -> None:
@@ -111,6 +117,20 @@ def test_a_sidecar_that_is_killed_as_it_sends_repeats_the_same_messages(
     reader.until(lambda: sent <= {repr(message) for message in reader.messages[first:]})
     del reader.messages[:first]
     check_order(reader)
+
+
+def test_a_broker_of_another_make_is_sent_each_record(
+    make: Start, tmp_path: Path
+) -> None:
+    with tansu() as broker, TopicReader(broker) as reader:
+        sidecar = make(config=settings_of(tmp_path, broker)).start()
+        come_and_go(sidecar, 3_000)
+        reader.until(lambda: len(reader.places) >= 500)
+        sidecar.kill()  # as it sends, and with a cursor that is older
+        sidecar.start()
+        come_and_go(sidecar, 3_000)
+        check(sidecar, reader)
+        assert len(reader.messages) > len(reader.places)
 
 
 def test_brokers_that_are_away_delay_neither_gateways_nor_the_stop(

@@ -47,7 +47,7 @@ def cluster() -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def reader(cluster: KafkaCluster) -> Iterator[TopicReader]:
-    with TopicReader(cluster) as reader:
+    with TopicReader(cluster.brokers) as reader:
         yield reader
 
 
