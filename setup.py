@@ -5,7 +5,7 @@ Three variables steer a build:
 - `REQUIRE_COMPILED=1`: a module that does not compile is an error. Otherwise the reference
   in Python is used.
 - `LIVENESS_PURE_WHEEL=1`: nothing is compiled, and the wheel is for every machine.
-- `CFLAGS`: replaces all flags, as a sanitizer's build says -O1.
+- `CFLAGS`: replaces all flags, as a sanitizer's build says -O0.
 """
 
 import os

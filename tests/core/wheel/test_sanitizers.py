@@ -1,7 +1,8 @@
 """The compiled modules under AddressSanitizer and UBSan: the same tests, another build.
 
 A copy is compiled with both, and the tests of the wheel and of the reader run in it. The
-sanitizers' libraries come with gcc; they have to be in the process before Python is.
+gate runs those that hold the two implementations to each other, and the fuzzer's corpus.
+The sanitizers' libraries come with gcc; they have to be in the process before Python is.
 """
 
 import os
@@ -18,7 +19,7 @@ from tests.helpers.tree import ROOT
 
 CFLAGS: Final = (
     "-fsanitize=address,undefined -fno-sanitize-recover=undefined "
-    "-fno-omit-frame-pointer -O1 -g"
+    "-fno-omit-frame-pointer -O0 -g1"  # compiled in a third of the time of -O1
 )
 ENVIRONMENT: Final = {
     "CFLAGS": CFLAGS,
@@ -37,11 +38,12 @@ print(pathlib.Path("/proc/self/maps").read_text())
 sys.exit(code)
 """
 TABLE: Final = "liveness/core/wheel/_table.pyx"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def build(copy: Path) -> None:
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    command.append(f"--parallel={os.cpu_count()}")
     done = subprocess.run(
         command,
         cwd=copy,
@@ -61,7 +63,7 @@ def run(
         subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip()
         for name in ("libasan.so", "libubsan.so")
     ]
-    tests = [str(next(copy.glob(f"tests/core/*/test_{name}.py"))) for name in files]
+    tests = [str(next(copy.glob(f"tests/**/test_{name}.py"))) for name in files]
     options = ["-q", "-m", marked, "-k", only, "-p", "no:cacheprovider"]
     return subprocess.run(
         [sys.executable, "-c", DRIVER, *options, "--capture=sys", *tests],
@@ -89,13 +91,19 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("files", "only", "marked"),
     [
         (
-            ("differential", "crowds", "wheel", "framing", "record_batch", "restart"),
-            "not reference",
+            ("differential", "corpus"),
+            "not reference and not begins and not by_hand",
             "not slow",
         ),
-        (("crowds",), "ten_million", "slow"),
+        pytest.param(
+            ("crowds", "wheel", "framing", "record_batch", "restart"),
+            "not reference",
+            "not slow",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("crowds",), "ten_million", "slow", marks=pytest.mark.slow),
     ],
-    ids=["the tests", "ten million operations"],
+    ids=["as the reference", "the other tests", "ten million operations"],
 )
 def test_the_compiled_parts_touch_no_memory_but_their_own(
     sanitized: Path, files: tuple[str, ...], only: str, marked: str
@@ -116,6 +124,7 @@ def test_the_compiled_parts_touch_no_memory_but_their_own(
         assert b"__ubsan_handle_" in code.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong", "told"),
     [
