@@ -174,7 +174,8 @@ class LogStore:
                 with created_private(self.path):
                     stored = schema_of(self.path, oldest=OLDEST_SCHEMA, newest=SCHEMA)
                     self._db = connect(self.path)
-                    self._prepare(stored)
+                    resources.callback(self._db.close)
+                    self._prepare(stored, resources)
             self.files = {**open_files(self.path), folder / LOCK: lock}
             self._resources = resources.pop_all()
 
@@ -182,7 +183,7 @@ class LogStore:
         """At the start: say what to do about a file that cannot be read."""
         return expecting_damage(self.path, "start with an empty log")
 
-    def _prepare(self, stored: int | None) -> None:
+    def _prepare(self, stored: int | None, resources: ExitStack) -> None:
         db = self._db
         if stored is None:
             db.execute("pragma auto_vacuum = incremental")
@@ -196,6 +197,7 @@ class LogStore:
         self.writer = Writer(
             "the log", db, self.path, self.reserve, most_bytes=WAL_BYTES
         )
+        resources.callback(self.writer.close)
         self.trimmer = LogTrimmer(db, self.reserve)
         log = meta(db, "log")
         try:
@@ -266,8 +268,6 @@ class LogStore:
         return identity(self.path) == self.files.get(self.path)
 
     def close(self) -> None:
-        self.writer.close()
-        self._db.close()
         if self._mark is not None:
             self._mark.close()
         self._resources.close()

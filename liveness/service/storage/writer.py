@@ -76,10 +76,14 @@ class Writer:
         # Open from the start, as the writer's: the path may lead to another file later, and
         # a connection to that one would, on closing, delete the WAL.
         self._checkpoints = connect(path)
-        # This opens the WAL.
-        self._checkpoints.execute("select count(*) from sqlite_schema").fetchone()
-        self._page_bytes = pragma(db, "page_size")
-        db.execute(f"pragma wal_autocheckpoint = {most_bytes // self._page_bytes}")
+        try:
+            # This opens the WAL.
+            self._checkpoints.execute("select count(*) from sqlite_schema").fetchone()
+            self._page_bytes = pragma(db, "page_size")
+            db.execute(f"pragma wal_autocheckpoint = {most_bytes // self._page_bytes}")
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connection of checkpoints; the writing one has to be closed later."""

@@ -19,7 +19,7 @@ in memory, and writes back what changed. The statements are in `timer_sql`.
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -121,7 +121,7 @@ class TimerStore:
         self.path = folder / DATABASE
         self._reserve = reserve or Reserve(folder)
         self.retry_policy = retry_policy
-        with self.expecting_damage():
+        with self.expecting_damage(), ExitStack() as resources:
             check_not_emptied(self.path, next_seq=next_seq)
             with created_private(self.path):
                 schema = schema_of(self.path, oldest=SCHEMA, newest=SCHEMA)
@@ -132,7 +132,8 @@ class TimerStore:
                     with reading(self.path) as db:
                         check_structure(db)
                 self._db = connect(self.path)
-                self._prepare(schema, log, ancestors or {})
+                resources.callback(self._db.close)
+                self._prepare(schema, log, ancestors or {}, resources)
             self.files = open_files(self.path)  # the identity of each, by its path
             self.seq, self.newest = self._read_meta("seq"), self._read_meta("newest")
             self.clock = stored_clock(self._db)
@@ -140,13 +141,18 @@ class TimerStore:
                 raise damage_error("its states make no sense")
             # The id of the next timer.
             self.next_id: int = single_value(self._db, timer_sql.NEXT_ID)
+            self._resources = resources.pop_all()
 
     def expecting_damage(self) -> AbstractContextManager[None]:
         """At the start: say what to do about a file that cannot be read."""
         return expecting_damage(self.path, "start without timers")
 
     def _prepare(
-        self, schema: int | None, log: str, ancestors: Mapping[str, int]
+        self,
+        schema: int | None,
+        log: str,
+        ancestors: Mapping[str, int],
+        resources: ExitStack,
     ) -> None:
         """Migrate the file to this version, and match it to the log beside it."""
         db = self._db
@@ -167,6 +173,7 @@ class TimerStore:
             self._reserve,
             most_bytes=MOST_WAL_BYTES,
         )
+        resources.callback(self.writer.close)
         previous = meta(db, "log")
         if previous != log:
             with transaction(db):
@@ -185,8 +192,7 @@ class TimerStore:
         return value
 
     def close(self) -> None:
-        self.writer.close()
-        self._db.close()
+        self._resources.close()
 
     @property
     def has_live(self) -> bool:
