@@ -208,7 +208,7 @@ def write_frames(
 
     The last frame has the log's newest seq at the time of the list.
     """
-    query = "select uid, gateway, session, conn from online where ifnull(?1, gateway) = gateway"
+    query = "select uid, gateway, session, conn from online where ifnull(?, gateway) = gateway"
     with reading(store.path) as db:
         db.execute("begin")
         seq = log_pages.newest(db)
