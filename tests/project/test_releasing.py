@@ -197,7 +197,7 @@ def test_no_release_from_elsewhere_and_all_faults_are_named(clone: Path) -> None
     assert "the clone has changes" in said
 
 
-# --- the workflow
+# --- the workflows
 
 
 def test_the_workflows_use_what_is_pinned_and_make_what_there_is() -> None:
@@ -209,6 +209,12 @@ def test_the_workflows_use_what_is_pinned_and_make_what_there_is() -> None:
         "pypa/gh-action-pypi-publish"
     }  # docs/releasing.md: pinned before its use
     assert {*re.findall(r"\bmake (\w+)", WORKFLOW)} <= {*TARGETS.split()}
+
+
+def test_the_gate_runs_under_each_python_that_the_package_names() -> None:
+    gate = yaml.safe_load(CI)["jobs"]["gate"]
+    named = re.findall(r" :: (3\.\d+)\b", " ".join(PROJECT["classifiers"]))
+    assert gate["strategy"]["matrix"]["python"] == named
 
 
 def test_the_job_that_runs_our_code_may_publish_nothing() -> None:

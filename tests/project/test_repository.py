@@ -52,7 +52,11 @@ NEEDED = {
     *re.findall(r"command -v ([\w-]+)", (ROOT / ".ci/run").read_text()),
     *("gcc", "stat", "systemd-analyze"),
 }
-STEPS = ("check", "docs", "tests", "mutants ARGS=--changed", "system ARGS=--changed")
+OTHER = "test PYTHON=python3 VENV=.venv-python3"
+STEPS = (
+    *("check", "docs", "tests", OTHER),
+    *("mutants ARGS=--changed", "system ARGS=--changed"),
+)
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
 ENTRY = re.compile(
@@ -118,7 +122,8 @@ class Copy:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
-    for name in ("Makefile", "noxfile.py", ".ci/run", "requirements/setup", *ALL_LOCKS):
+    kept = "Makefile noxfile.py .ci/run .ci/pythons requirements/setup".split()
+    for name in (*kept, *ALL_LOCKS):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
@@ -411,14 +416,16 @@ def gate(copy: Copy) -> Copy:
 
 
 def test_the_gate_takes_its_steps_without_standard_input(gate: Copy) -> None:
-    assert gate.run(".ci/run").returncode == 0
+    run = gate.run(".ci/run", OTHER_PYTHONS="python3 python3.0")
+    assert run.returncode == 0
+    assert run.stderr == ".ci/pythons: NOT RUN under python3.0: it is not here\n"
     known = "CI=true REQUIRE_COMPILED=1 stdin="
     assert gate.traced() == [f"make {step} {known}" for step in STEPS]
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_gate_fails_with_each_of_its_steps(gate: Copy, step: str) -> None:
-    assert gate.run(".ci/run", FAIL=step).returncode != 0
+    assert gate.run(".ci/run", FAIL=step, OTHER_PYTHONS="python3").returncode != 0
     assert gate.traced()[-1].startswith(f"make {step} ")
 
 
@@ -433,7 +440,7 @@ def test_the_gate_installs_what_is_missing(gate: Copy, package: str) -> None:
         (gate.path / "bin/gcc").unlink()
     if package == "libc6-dev":
         gate.program("gcc", "#!/bin/sh\nexit 1\n")
-    run = gate.run(".ci/run", **machine.get(package, {}))
+    run = gate.run(".ci/run", OTHER_PYTHONS="", **machine.get(package, {}))
     traced = gate.traced()
     if os.geteuid() == 0:
         assert run.returncode == 0
