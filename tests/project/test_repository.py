@@ -122,7 +122,7 @@ class Copy:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
-    kept = "Makefile noxfile.py .ci/run .ci/pythons requirements/setup".split()
+    kept = ["Makefile", "noxfile.py", ".ci/run", ".ci/pythons", "requirements/setup"]
     for name in (*kept, *ALL_LOCKS):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
