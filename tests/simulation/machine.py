@@ -45,8 +45,9 @@ STEP_S: Final = 20e-6
 PAGE_BYTES: Final = 512  # no file has smaller pages, and all have multiples of it
 # At the beginning of a sector, which a disk writes whole or not.
 WAL_HEADER_BYTES: Final = 32
-# Its commits are not synced, until at some size all of it is.
+# Its commits are not synced, until it is written back, or at some size, all of it is.
 UNSYNCED: Final = "outlets.db-wal"
+WRITTEN_BACK: Final = UNSYNCED.removesuffix("-wal")
 SYNCED_BYTES: Final = 1_000 * 4_096
 # The share of starts on a disk with data that are cut off before a start succeeds.
 HALF_STARTS: Final = 0.2
@@ -456,8 +457,25 @@ class Machine:
         if life.dies_in_write:
             before = files(life.folder)
             work(*args)
-            self._die(life, torn(before, files(life.folder), self._random))
+            image = torn(before, files(life.folder), self._random)
+            self._note_synced(before.get(WRITTEN_BACK), image)
+            self._die(life, image)
             return None
+        database = life.folder / WRITTEN_BACK
+        had = database.read_bytes() if database.exists() else None
+        try:
+            return self._on_this_disk(life, work, *args)
+        finally:
+            self._note_synced(had, files(life.folder, f"{WRITTEN_BACK}*"))
+
+    def _note_synced(self, had: bytes | None, now: Files) -> None:
+        """Before the first page of a WAL is written back, SQLite syncs all of it."""
+        if now.get(WRITTEN_BACK) != had:
+            self._on_disk_wal = now.get(UNSYNCED, b"")
+
+    def _on_this_disk(
+        self, life: "_Life", work: Callable[..., Any], *args: object
+    ) -> object:
         if not (self.is_failing or self.is_full):
             return work(*args)
         # The kernel refuses each write behind that byte, to whatever file.
@@ -484,11 +502,11 @@ class _Life:
         self.is_ending = False
 
 
-def files(folder: Path) -> Files:
+def files(folder: Path, pattern: str = "*") -> Files:
     """The files on disk, without those that a process shares only with itself."""
     return {
         path.name: path.read_bytes()
-        for path in sorted(folder.iterdir())
+        for path in sorted(folder.glob(pattern))
         if path.name != "lock" and not path.name.endswith("-shm")
     }
 
