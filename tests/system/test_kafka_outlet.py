@@ -122,7 +122,7 @@ def test_a_sidecar_that_is_killed_as_it_sends_repeats_the_same_messages(
 def test_a_broker_of_another_make_is_sent_each_record(
     make: Start, tmp_path: Path
 ) -> None:
-    with tansu() as broker, TopicReader(broker) as reader:
+    with tansu(tmp_path) as broker, TopicReader(broker) as reader:
         sidecar = make(config=settings_of(tmp_path, broker)).start()
         come_and_go(sidecar, 3_000)
         reader.until(lambda: len(reader.places) >= 500)

