@@ -220,7 +220,10 @@ class History:
                 yield process
 
     def virtual(self, wall_ms: int, until: float = inf) -> float:
-        """The moment of a stamp: the last until then that the wall clock's steps allow."""
+        """The moment of a stamp: the last until then that the wall clock's steps allow.
+
+        A sidecar made it: a moment at which one ran goes before others.
+        """
         spans = pairwise([*self.wall, (self.ended_at, 0)])
         shown = [
             (began, (wall_ms - zero_ms) / 1000, ended)
@@ -232,7 +235,15 @@ class History:
             if before_ms <= wall_ms <= after_ms
         ]
         assert fits, f"{wall_ms} was never shown by the wall clock"
-        return max((at for at in fits if at <= until + STAMP_S), default=fits[-1])
+        fits = [at for at in fits if at <= until + STAMP_S] or fits[-1:]
+        return max(fits, key=lambda at: (self._has_run(at), at))
+
+    def _has_run(self, at: float) -> bool:
+        """Whether a sidecar ran at a moment, as far as a stamp tells."""
+        return any(
+            it.began_at <= at + STAMP_S and at - STAMP_S <= it.ended_at
+            for it in self.processes
+        )
 
     def wall_steps(self) -> Iterator[float]:
         """When the wall clock was stepped, or the machine stood still; not where it drifts."""
