@@ -427,6 +427,7 @@ class Machine:
         assert life is not None
         if self.has_no_threads:
             raise RuntimeError("can't start new thread")
+        done = None
         # A thread is not ended by a cancellation, only by the end of the process.
         with trio.CancelScope(shield=True) as shield:
             life.at_work.append(shield)
@@ -441,6 +442,8 @@ class Machine:
             finally:
                 life.at_work.remove(shield)
             return done
+        if isinstance(done, sqlite3.Connection):
+            done.close()  # as the end of a process does
         await trio.lowlevel.checkpoint_if_cancelled()
         # Only what closes an outlet is here yet, and it does not wait for the disk.
         raise OSError("the process has ended")
@@ -456,11 +459,11 @@ class Machine:
     ) -> object:
         if life.dies_in_write:
             before = files(life.folder)
-            work(*args)
+            done = work(*args)
             image = torn(before, files(life.folder), self._random)
             self._note_synced(before.get(WRITTEN_BACK), image)
             self._die(life, image)
-            return None
+            return done
         database = life.folder / WRITTEN_BACK
         had = database.read_bytes() if database.exists() else None
         try:
