@@ -101,6 +101,7 @@ def _a_lag_of_a_day(to: Outbound) -> None:
 
 def _no_lag(to: Outbound) -> None:
     to.readings[:] = [it._replace(lag_s=0.0) for it in to.readings]
+    to.requests[2].at += 8.0
 
 
 def _not_settled(to: Outbound) -> None:

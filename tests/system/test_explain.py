@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from operator import lt
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 import pytest
 
 from liveness.cli.main import main
+from liveness.config.sources import FILE_VARIABLE
 from tests.helpers.needs import as_root
 from tests.helpers.tree import ROOT
 from tests.system.conftest import Start
@@ -177,15 +178,18 @@ sys.exit(main(sys.argv[2:]))
 def history_as_somebody(state: Path) -> subprocess.CompletedProcess[str]:
     """bob's history, read by a user without permission to write the files."""
     arguments = [str(SOMEBODY), "history", "bob", f"--state={state}"]
-    return subprocess.run(
-        [sys.executable, "-c", _AS_SOMEBODY, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    chosen = {"HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
+    with NamedTemporaryFile() as settings:  # the clone may be in a private folder
+        Path(settings.name).chmod(0o644)
+        return subprocess.run(
+            [sys.executable, "-c", _AS_SOMEBODY, *arguments],
+            cwd=ROOT,
+            env=os.environ | chosen | {FILE_VARIABLE: settings.name},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
 
 
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:

