@@ -229,6 +229,7 @@ class Library(Gateway):
 
     def _take_name_back(self, twin: Process) -> None:
         """End the second process, and have the first one resume."""
+        self.world.note(1, "gateway connects anew", whose=self.name)
         twin.die()
         self.twin, process = None, self._process
         if process.is_running:
