@@ -6,14 +6,18 @@ or what they are made of has changed.
 
 import hashlib
 import os
+import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import NamedTemporaryFile, TemporaryDirectory, mkdtemp
 from time import time_ns
 from typing import Final
+
+from packaging.markers import Marker
 
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
@@ -35,18 +39,32 @@ def base(*packages: str, suite: str = "bookworm") -> Path:
     return _kept(made, tar)
 
 
-def wheels(locks: Sequence[Path]) -> Path:
-    """A folder with each distribution that these locks name, for this Python."""
-    content = b"".join(lock.read_bytes() for lock in locks)
-    folder = _cache() / f"wheels-{_digest(sys.version.encode() + content)}"
+def wheels(locks: Sequence[Path], python: str = platform.python_version()) -> Path:
+    """A folder with each distribution that these locks name for a Python, as "3.13"."""
+    contents = [_of_python(lock.read_text(), python) for lock in locks]
+    folder = _cache() / f"wheels-{_digest(''.join([python, *contents]).encode())}"
     if _is_fresh(folder):
         return folder
     made = Path(mkdtemp(dir=_cache()), folder.name)
-    words = [sys.executable, "-m", "pip", "download", "--quiet"]
-    words += ["--no-deps", "--require-hashes"]
-    for lock in locks:
-        succeeded(ran(*words, "-d", made, "-r", lock, timeout=MAKE_S))
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    words += ["--require-hashes", "--python-version", python, "-d", str(made)]
+    for content in contents:
+        with NamedTemporaryFile("w") as lock:
+            lock.write(content)
+            lock.flush()
+            succeeded(ran(*words, "-r", lock.name, timeout=MAKE_S))
     return _kept(made, folder)
+
+
+def _of_python(lock: str, python: str) -> str:
+    """What a lock asks for there: pip evaluates markers for the Python that it runs on."""
+    known = {"python_full_version": python, "python_version": python}
+    return "\n".join(
+        entry
+        for entry in re.split(r"\n(?=\S)", lock)
+        if not (found := re.search(r" ; (.+?) \\\n", entry))
+        or Marker(found[1]).evaluate(known)
+    )
 
 
 @contextmanager

@@ -179,7 +179,7 @@ def build(containerfile: str, context: Path, folder: Path) -> Stage:
             known[name] = default
         elif word == "FROM":
             base, *named = text.split()
-            assert re.fullmatch(r"python:3\.\d+(-slim)?-bookworm", base), base
+            assert re.fullmatch(r"python:3\.\d+(-slim)?-trixie", base), base
             assert len(named) in (0, 2), text
             stage = begun(folder / str(len(stages)))
             stages[named[1] if named else ""] = stage
