@@ -44,15 +44,15 @@ release:  ## All that a release hands on (TRIAL=1: of any commit; network)
 	@$(SETUP) dev && VENV="$(VENV)" exec deploy/release release
 
 install:  ## For this host, as root (PREFIX=/opt/liveness; DESTDIR for packages; network)
-	@$(SETUP) check && PYTHON="$(PYTHON)" exec deploy/install install
+	@$(SETUP) --check && PYTHON="$(PYTHON)" exec deploy/install install
 
 uninstall:  ## What install made (PURGE=1: settings, state and user too)
 	@exec deploy/install uninstall
 
 clean:  ## Remove the virtual environment, .liveness, and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
-	@rm -rf .liveness .nox build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/*/_*.so
+	@rm -rf .liveness .nox __pycache__ build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/*/_*.so .venv*/.compiled-*
 	@find liveness tests grafana -name __pycache__ -prune -exec rm -rf {} +
 
 $(IN_NOX):
-	@$(SETUP) dev $(if $(filter fuzz audit,$@),fuzz) && exec $(VENV)/bin/nox --session $@ -- $(ARGS)
+	@$(if $(filter lock,$@),[ -x $(VENV)/bin/nox ] ||) $(SETUP) dev $(if $(filter fuzz audit,$@),fuzz) && exec $(VENV)/bin/nox --session $@ -- $(ARGS)

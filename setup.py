@@ -50,6 +50,7 @@ def extension(path: Path) -> Extension:
         [str(path)],
         extra_compile_args=flags,
         optional=not is_required,
+        depends=[str(path) for path in Path("liveness/core").glob("*/_*.pxd")],
     )
 
 

@@ -69,7 +69,7 @@ def look(pins: Sequence[Pin], path: Sequence[str] | None = None) -> Verdict:
         one = installed.get(name)
         if one is None or one.version != version:
             there = "not installed" if one is None else f"installed as {one.version}"
-            faults.append(f"{name} {version} is {there}: make audit brings it")
+            faults.append(f"{name} {version} is {there}: make clean, then make audit")
             continue
         licence = licence_of(one)
         if licence is None:

@@ -35,7 +35,7 @@ LINES: Final = 40
 SILENT: Final = 16
 PATIENCE_S: Final = 30.0
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 each_client = pytest.mark.parametrize("name", CLIENTS)
 
 

@@ -47,7 +47,7 @@ OURS: Final = f"localhost/liveness:{liveness.__version__}-compose"
 TOKEN: Final = "0123456789abcdefghijklmn"
 
 # Building is most of it: packages are fetched, and the wheel is compiled.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1_800)
 
 Compose = dict[str, Any]
 

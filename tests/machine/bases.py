@@ -6,7 +6,6 @@ or what they are made of has changed.
 
 import hashlib
 import os
-import platform
 import re
 import shutil
 import sys
@@ -25,6 +24,8 @@ from tests.helpers.processes import ran, succeeded
 # Debian corrects what it has released; a base of last month lacks that.
 MOST_AGE_S: Final = 14 * 86_400
 MAKE_S: Final = 600.0
+# By the Debian that has it.
+PYTHONS: Final = {"bookworm": "3.11", "trixie": "3.13"}
 
 
 def base(*packages: str, suite: str = "bookworm") -> Path:
@@ -39,8 +40,9 @@ def base(*packages: str, suite: str = "bookworm") -> Path:
     return _kept(made, tar)
 
 
-def wheels(locks: Sequence[Path], python: str = platform.python_version()) -> Path:
-    """A folder with each distribution that these locks name for a Python, as "3.13"."""
+def wheels(locks: Sequence[Path], suite: str = "bookworm") -> Path:
+    """A folder with each distribution that these locks name, for that Debian's Python."""
+    python = PYTHONS[suite]
     contents = [_of_python(lock.read_text(), python) for lock in locks]
     folder = _cache() / f"wheels-{_digest(''.join([python, *contents]).encode())}"
     if _is_fresh(folder):
@@ -57,10 +59,10 @@ def wheels(locks: Sequence[Path], python: str = platform.python_version()) -> Pa
 
 
 def _of_python(lock: str, python: str) -> str:
-    """What a lock asks for there: pip evaluates markers for the Python that it runs on."""
+    """What a lock asks for there, without markers: pip evaluates them for its own Python."""
     known = {"python_full_version": python, "python_version": python}
     return "\n".join(
-        entry
+        re.sub(r" ; .+", r" \\", entry, count=1)
         for entry in re.split(r"\n(?=\S)", lock)
         if not (found := re.search(r" ; (.+?) \\\n", entry))
         or Marker(found[1]).evaluate(known)

@@ -16,6 +16,7 @@ from typing import Final
 from tests.helpers.changes import changed, git
 from tests.helpers.processes import ran, succeeded
 from tests.helpers.tree import ROOT
+from tests.machine.bases import PYTHONS
 from tests.machine.nspawn import SPAWN
 from tests.upgrades.releases import RELEASES
 
@@ -26,7 +27,6 @@ CONCERNED_FILES: Final = (
     *("requirements/dev.lock", "requirements/runtime.lock", "requirements/setup"),
     "setup.py",
 )
-PYTHON: Final = (3, 11)  # of Debian 12
 # A program of each package. Podman's own brings neither its networks, for which netavark
 # calls iptables, nor names in them.
 NEEDED: Final = {
@@ -62,12 +62,11 @@ def obstacle() -> str:
         return "only root can start one"
     # The smallest run of each. This host's own files will do.
     container = ("systemd-nspawn", *SPAWN, "--pipe", "--directory=/", "--volatile=yes")
-    mirror = ("mmdebstrap", "--quiet", "--simulate", "--variant=essential", "bookworm")
-    for command in ((*container, "true"), (*mirror, "/dev/null")):
+    mirror = ("mmdebstrap", "--quiet", "--simulate", "--variant=essential")
+    mirrors = [(*mirror, suite, "/dev/null") for suite in PYTHONS]
+    for command in ((*container, "true"), *mirrors):
         if (done := ran(*command)).returncode:
             return f"`{' '.join(command)}` says: {done.stderr.strip()}"
-    if sys.version_info[:2] != PYTHON:
-        return "the wheels for it have to be of Debian's Python, 3.11"
     last = RELEASES[-1]
     if git(ROOT, "cat-file", "-t", last.commit) != ["commit"]:
         return f"the clone lacks {last.tag}: git fetch origin {last.commit}"

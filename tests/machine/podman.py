@@ -28,7 +28,6 @@ BASES: Final = {
     "BUILD_BASE": ("python3-venv", "python3-dev", "gcc", "libc6-dev"),
 }
 SUITE: Final = "trixie"
-PYTHON: Final = "3.13"  # of that Debian
 PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 # What needs no systemd, and no right to raise limits: runc also takes the older cgroups.
@@ -108,7 +107,7 @@ class Podman:
         """Build the image by a page's line, from our bases and without a network."""
         pip = self.folder / "pip.conf"
         pip.write_text(PIP)
-        packages = wheels([ROOT / "requirements" / "runtime.lock"], PYTHON)
+        packages = wheels([ROOT / "requirements" / "runtime.lock"], SUITE)
         more = [
             *("--network", "none", "--volume", f"{packages}:/wheels:ro"),
             *("--volume", f"{pip}:/etc/pip.conf:ro"),

@@ -218,6 +218,23 @@ def test_without_a_compiler_the_reference_is_installed(
         assert version(place / "target") == expected
 
 
+@pytest.mark.long
+@needs_compiler
+def test_where_one_module_does_not_compile_the_reference_serves(place: Path) -> None:
+    gcc = place / "machine" / "gcc"
+    gcc.write_text(
+        '#!/bin/sh\ncase "$*" in *_wire*) echo out of order >&2; exit 1;; esac\n'
+        f'exec {shutil.which("gcc")} "$@"\n'
+    )
+    gcc.chmod(0o755)
+    machine = {"CC": str(gcc), "CFLAGS": "-O0"}
+    code, said = installed(place / "sources", place / "target", **machine)
+    assert code == 0, said
+    assert "out of order" in said
+    expected = f"wheel: reference, because {NOT_COMPILED}"
+    assert version(place / "target") == expected
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_a_failed_compilation_installs_nothing_from_before(place: Path) -> None:

@@ -1,9 +1,9 @@
 """The packages: an sdist from which all can be made and tested, and wheels of it.
 
-What `make dist` does is done for real, in a copy of what git tracks in which tools have left their
-things. The environments are real ones and pip fills them, without a network: each is
-given links to just those of the packages installed here that the metadata asks for, so
-an installation succeeds only if these are enough.
+What `make dist` does is done for real, in a copy of what git tracks in which tools have
+left their things. The environments are real ones and pip fills them, without a network:
+each is given links to just those of the packages installed here that the metadata asks
+for, so an installation succeeds only if these are enough.
 """
 
 import re

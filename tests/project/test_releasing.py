@@ -49,7 +49,7 @@ def dist(copy: Path) -> Path:
 
 
 @needs_compiler
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_a_compiled_wheel_is_for_every_linux_and_the_pure_one_for_all(
     dist: Path,
 ) -> None:

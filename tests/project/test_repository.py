@@ -52,7 +52,7 @@ NEEDED = {
     *re.findall(r"command -v ([\w-]+)", (ROOT / ".ci/run").read_text()),
     *("gcc", "stat", "systemd-analyze"),
 }
-OTHER = "test PYTHON=python3 VENV=.venv-python3"
+OTHER = "test PYTHON=python9.9 VENV=.venv-9.9"
 STEPS = (
     *("check", "docs", "tests", OTHER),
     *("mutants ARGS=--changed", "system ARGS=--changed"),
@@ -76,7 +76,7 @@ sysconfig.get_config_vars()['INCLUDEPY'] = '$HEADERS'; $LIE; exec(sys.argv[1])" 
 esac
 """
 TRACER = """#!/bin/sh
-echo "${0##*/} $* CI=$CI REQUIRE_COMPILED=$REQUIRE_COMPILED stdin=$(cat)" >>"$TRACE"
+echo "${0##*/} $* CI=$CI REQUIRE_COMPILED=$REQUIRE_COMPILED ARGS=$ARGS stdin=$(cat)" >>"$TRACE"
 [ "$*" != "$FAIL" ]
 """
 
@@ -232,10 +232,12 @@ def test_a_higher_level_serves_the_lower_one(copy: Copy) -> None:
     assert installed(copy) == [FUZZ]
 
 
-def test_a_level_that_there_is_not_is_refused(copy: Copy) -> None:
-    refused = copy.run("make", "setup", "LEVEL=docs")
+@pytest.mark.parametrize("level", ["docs", "fuzz", "check"])
+def test_a_level_that_there_is_not_is_refused(copy: Copy, level: str) -> None:
+    refused = copy.run("make", "setup", f"LEVEL={level}")
     assert refused.returncode != 0
-    assert refused.stderr.startswith("liveness: LEVEL is runtime or dev, not docs\n")
+    said = f"liveness: LEVEL is runtime or dev, not {level}\n"
+    assert refused.stderr.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_a_folder_that_the_makefile_did_not_make_is_left_alone(copy: Copy) -> No
     for target in ("setup", "clean"):
         refused = copy.run("make", target, "VENV=mine")
         assert (copy.path / "mine" / "work").exists()
-        assert ("mine was not made by this Makefile" in refused.stderr) == (
+        assert ("mine was not made by make setup" in refused.stderr) == (
             target == "setup"
         )
 
@@ -412,20 +414,24 @@ def gate(copy: Copy) -> Copy:
         copy.program(name, "#!/bin/sh\n")
     for name in ("make", "apt-get", "git"):
         copy.program(name, TRACER)
+    copy.program("python9.9", "#!/bin/sh\necho 9.9\n")
     return copy
 
 
 def test_the_gate_takes_its_steps_without_standard_input(gate: Copy) -> None:
-    run = gate.run(".ci/run", OTHER_PYTHONS="python3 python3.0")
+    run = gate.run(".ci/run", OTHER_PYTHONS="python3 python9.9 python3.0")
     assert run.returncode == 0
     assert run.stderr == ".ci/pythons: NOT RUN under python3.0: it is not here\n"
-    known = "CI=true REQUIRE_COMPILED=1 stdin="
-    assert gate.traced() == [f"make {step} {known}" for step in STEPS]
+    known = "CI=true REQUIRE_COMPILED=1 ARGS"
+    some = "tests/core tests/client tests/service/storage"
+    assert gate.traced() == [
+        f"make {step} {known}={some if step == OTHER else ''} stdin=" for step in STEPS
+    ]
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_gate_fails_with_each_of_its_steps(gate: Copy, step: str) -> None:
-    assert gate.run(".ci/run", FAIL=step, OTHER_PYTHONS="python3").returncode != 0
+    assert gate.run(".ci/run", FAIL=step, OTHER_PYTHONS="python9.9").returncode != 0
     assert gate.traced()[-1].startswith(f"make {step} ")
 
 

@@ -30,8 +30,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from tests.helpers.processes import Done, ran, succeeded
 
-STEP_S: Final = 300.0
-COMMAND_S: Final = 30.0
+STEP_S: Final = 1_200.0
+COMMAND_S: Final = 120.0
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FOLDERS: Final = (
     "dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp",

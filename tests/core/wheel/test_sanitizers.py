@@ -38,7 +38,7 @@ print(pathlib.Path("/proc/self/maps").read_text())
 sys.exit(code)
 """
 TABLE: Final = "liveness/core/wheel/_table.pyx"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 
 
 def build(copy: Path) -> None:
@@ -72,7 +72,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
+        timeout=1_500,
         check=False,
     )
 
