@@ -154,7 +154,8 @@ def test_a_take_over_of_a_client_id_moves_the_user(site: Site) -> None:
         clients.wait(1, closed="twice")
         clients.wait(2, connected="twice")
         site.wait_for("twice", ("moved", "login"))
-        (moved,) = [record for record in site.sidecar.log() if record.kind == "moved"]
+        log = site.sidecar.log()
+        (moved,) = [it for it in log if (it.uid, it.kind) == ("twice", "moved")]
         assert moved.from_conn is not None
         assert moved.conn is not None
         assert moved.from_conn < moved.conn

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -96,14 +97,16 @@ def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
 @contextmanager
 def hosting(installed: Path) -> Iterator[Host]:
     """A host like this one on which *installed*, in memory, was unpacked."""
-    upper, work = (installed.with_name(name) for name in ("upper", "work"))
+    folder = Path(tempfile.mkdtemp(dir=installed.parent))
+    folder.chmod(0o755)
+    upper, work = folder / "upper", folder / "work"
     upper.mkdir()
     work.mkdir()
     # As on a disk, folders can be renamed.
     options = f"lowerdir={installed}:/,upperdir={upper},workdir={work},redirect_dir=on"
     overlay = ("-t", "overlay", "overlay", "-o", options)
     with ExitStack() as stack:
-        root = stack.enter_context(mounted(installed.with_name("root"), *overlay))
+        root = stack.enter_context(mounted(folder / "root", *overlay))
         stack.enter_context(mounted(root / "run", "-t", "tmpfs", "tmpfs"))
         for name in ("resolv.conf", "hosts"):  # which are mounted in some containers
             (root / "etc" / name).unlink(missing_ok=True)

@@ -79,7 +79,21 @@ def installed() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def host(installed: Path) -> Iterator[Host]:
-    """A host on which that was unpacked, and systemd has made user and folder."""
+    """A host on which that was unpacked; its tests leave it as it is."""
+    with set_up(installed) as host:
+        yield host
+
+
+@pytest.fixture
+def own_host(installed: Path) -> Iterator[Host]:
+    """Another one, for one test alone."""
+    with set_up(installed) as host:
+        yield host
+
+
+@contextmanager
+def set_up(installed: Path) -> Iterator[Host]:
+    """A host on which it was unpacked, and systemd has made user and folder."""
     for program in ("systemd-sysusers", "systemd-tmpfiles"):
         require(program, "systemd")
     with hosting(installed) as host:
@@ -214,7 +228,8 @@ def test_what_is_installed_serves(host: Host) -> None:
         assert host.run("liveness", "status", "--quiet").returncode == 0
 
 
-def test_it_is_backed_up_and_restored_as_the_manual_says(host: Host) -> None:
+def test_it_is_backed_up_and_restored_as_the_manual_says(own_host: Host) -> None:
+    host = own_host
     text = (ROOT / "docs/backups.md").read_text()
     backup, restore = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)[:2]
     with serving(host) as gateway:
@@ -261,7 +276,10 @@ def test_bash_completes(host: Host, line: str, offered: set[str]) -> None:
 # --- again, and away
 
 
-def test_a_second_install_upgrades_and_finishes_an_interrupted_one(host: Host) -> None:
+def test_a_second_install_upgrades_and_finishes_an_interrupted_one(
+    own_host: Host,
+) -> None:
+    host = own_host
     settings = host.path(SETTINGS)
     edited = settings.read_text().replace("#enabled = false", "enabled = true")
     settings.write_text(edited)
@@ -325,7 +343,8 @@ def test_a_purge_that_is_refused_has_stopped_nothing(host: Host) -> None:
     assert host.path(SERVICE).exists()
 
 
-def test_purge_of_a_host_stops_it_and_takes_its_user(host: Host) -> None:
+def test_purge_of_a_host_stops_it_and_takes_its_user(own_host: Host) -> None:
+    host = own_host
     told(host)
     with mounted(host.path("/mnt"), "--bind", str(ROOT)):
         host.run("make", "-C", "/mnt", "uninstall", "PURGE=1")

@@ -148,8 +148,9 @@ def record(page: Page, uid: str) -> str:
 
 
 def test_the_figures_move_with_real_traffic(
-    sidecar: Sidecar, open_page: Open, name: str
+    start: Start, open_page: Open, name: str
 ) -> None:
+    sidecar = start()  # users of other tests leave
     page = open_page(sidecar)
     users = page.locator("#users")
     expect(users).to_have_text(re.compile("^[0-9]"))
