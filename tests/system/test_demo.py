@@ -28,7 +28,7 @@ from tests.system.tty import GIVEN_BACK, TAKEN, Tty
 
 Record = dict[str, Any]
 
-END_S = 60
+END_S = 300
 USERS, TIMEOUT_S, SECONDS = 60, 2, 6
 SMALL = ("--users", USERS, "--timeout", TIMEOUT_S, "--seconds")
 EVERYTHING = (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 from random import Random
+from statistics import median
 from time import CLOCK_MONOTONIC, clock_gettime, time_ns
 from typing import Final
 
@@ -237,9 +238,10 @@ def test_every_promise_is_kept_over_kills_at_any_moment(
     readers = [link for link in history.links if link.name == "reader"]
     records = [it.record for it in readers[-1].delivered]
     # Users who fell silent right after their login are among them, and end all the same;
-    # but few have the time for that on a machine that stands still again and again.
-    stood_still = history.is_wall_stepped
-    assert stood_still or any("restored" in record for record in records)
+    # but not on a machine that stands still, or starts so slowly that nobody is left then.
+    lives = [process.ended_at - process.began_at for process in history.processes]
+    is_busy = history.is_wall_stepped or median(lives) > START_S + LONG_S[0]
+    assert is_busy or any("restored" in record for record in records)
 
 
 def test_every_promise_is_kept_over_planned_stops_and_kills(make: Start) -> None:

@@ -10,7 +10,7 @@ import termios
 from time import perf_counter
 from typing import Self
 
-END_S = 60
+END_S = 300
 
 # Leads the session of a terminal, as a shell does, and stays when the demo has ended: a
 # terminal without its leader is hung up, and nobody could see how it was left. The
