@@ -1016,6 +1016,22 @@ TWO_RECONNECTS_IN_ONE_WRITE: Final = [
     ("logout", "gw-1", 0),
     ("pass", 1),
 ]
+A_LOGOUT_THAT_WAITS_FOR_A_LATER_LOGIN: Final = [
+    ("login", "gw-1", 7, False, None),
+    ("login", "gw-1", 7, True, None),
+    ("login", "gw-1", 7, True, None),
+    ("login", "gw-1", 7, False, None),
+    ("pass", 1),
+    ("login", "gw-1", 7, False, None),
+    ("pass", 1),
+    ("cut", "gw-1", 0, 0),
+    ("pass", 1),
+    ("logout", "gw-1", 0),
+    ("stick", "gw-1"),
+    ("pass", 3),
+    ("login", "gw-1", 7, False, None),
+    ("pass", 1),
+]
 A_LOGIN_WITHOUT_CONN_IN_PLACE_OF_ANOTHER: Final = [
     ("login", "gw-1", USER, False, None),
     ("pass", 3),
@@ -1053,6 +1069,7 @@ bursts = st.lists(burst, max_size=6).map(
 @settings(BOUNDED, max_examples=examples(300))
 @given(acts=bursts)
 @example(acts=TWO_RECONNECTS_IN_ONE_WRITE)
+@example(acts=A_LOGOUT_THAT_WAITS_FOR_A_LATER_LOGIN)
 @example(acts=A_LOGIN_WITHOUT_CONN_IN_PLACE_OF_ANOTHER)
 def test_no_user_is_offline_while_a_newer_connection_is_open_and_written(
     wheel_class: type[Wheel], acts: list[tuple[Any, ...]]
@@ -1060,15 +1077,21 @@ def test_no_user_is_offline_while_a_newer_connection_is_open_and_written(
     world = World(wheel_class)
     gateway = world.gateways["gw-1"]
     checked: dict[str, int] = {}  # records, by log
+    gone = (
+        0  # the newest connection when none was open: its logout is true, however late
+    )
     for act in [("pass", 3), *acts]:  # they begin with a link
         world.act(act)
         disk, reports = world.disk, gateway.client.reports
         written = gateway.told & reports.uids.keys()
         for record in disk.records[checked.get(disk.log, 0) :]:
             if isinstance(record, Record) and record.kind == OFFLINE:
-                is_last = (record.conn or 0) >= max(written, default=0)
+                conn = record.conn or 0
+                is_last = conn <= gone or conn >= max(written, default=0)
                 assert is_last or record.reason != LOGOUT, "a newer one is open"
         checked[disk.log] = disk.newest
+        if not reports.uids:
+            gone = max(gateway.told, default=0)
     world.act(("pass", 20))  # enough for another link, and to write everything
     if not gateway.client.reports.uids:
         assert not world.disk.online, "its last connection was not logged out"

@@ -35,7 +35,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
 @pytest.fixture
 def name() -> str:
     """A gateway's, used by no other test."""
-    return f"gw-{next(_numbers)}"
+    return f"gw-{next(_numbers):04}"  # and no other begins with it
 
 
 @pytest.fixture
