@@ -46,7 +46,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
 
 def process(*arguments: str, **options: Any) -> Done:
     """`liveness` as a process of its own, for what only a process shows."""
-    return ran(sys.executable, "-m", "liveness", *arguments, timeout=30, **options)
+    return ran(sys.executable, "-m", "liveness", *arguments, timeout=120, **options)
 
 
 # --- help -----------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def test_a_reader_who_goes_away_ends_it_quietly() -> None:
     os.close(reader)
     command = [sys.executable, "-m", "liveness", "check-config"]
     ended = subprocess.run(
-        command, stdout=writer, stderr=subprocess.PIPE, timeout=30, check=False
+        command, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, b"")
@@ -386,4 +386,4 @@ def test_streams_that_were_closed_beforehand_do_no_harm() -> None:
 def test_a_full_stderr_leaves_the_exit_code_as_it_is(command: str, code: int) -> None:
     full = 'exec "$0" -m liveness "$@" 2>/dev/full'
     words = ["sh", "-c", full, sys.executable, *command.split()]
-    assert subprocess.run(words, timeout=30, check=False).returncode == code
+    assert subprocess.run(words, timeout=120, check=False).returncode == code

@@ -33,7 +33,7 @@ DEMO_GATEWAY: Final = f"{sys.executable} -m liveness.lab.demo.gateway {FLAGS}"
 LINE: Final = "x" * 3_900
 LINES: Final = 40
 SILENT: Final = 16
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 120.0
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 each_client = pytest.mark.parametrize("name", CLIENTS)

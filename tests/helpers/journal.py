@@ -35,7 +35,7 @@ def journaled(*command: str | Path, **environ: str) -> tuple[int, list[Entry]]:
             env=environment(JOURNAL_STREAM=stream, **environ),
             stdin=subprocess.DEVNULL,
             stderr=stderr,
-            timeout=30,
+            timeout=120,
             check=False,
         )
         stderr.seek(0)

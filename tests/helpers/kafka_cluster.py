@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 TOPIC: Final = "presence"
 PARTITIONS: Final = 3
 BROKERS: Final = (1, 2, 3)
-SOON_S: Final = 30.0
+SOON_S: Final = 120.0
 HOLD_MS: Final = 600_000  # longer than any test
 
 # Numbers of Kafka's protocol: requests and errors.

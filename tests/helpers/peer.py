@@ -10,7 +10,7 @@ import anyio.abc
 
 from tests.helpers.wire import Frame, Frames, Record, contents, hello, packed
 
-SOON_S: Final = 30.0
+SOON_S: Final = 120.0
 WELCOME: Final[dict[str, Any]] = {
     "protocol": 1,
     "server": "scripted/1",

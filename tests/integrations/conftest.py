@@ -11,7 +11,7 @@ from tests.system.conftest import make, start
 
 __all__ = ["make", "start"]  # fixtures of the tests of processes
 
-SOON_S: Final = 30.0
+SOON_S: Final = 120.0
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from liveness.service.common.logs import (
 from tests.helpers.journal import file_number, journaled
 from tests.helpers.log_setup import log_setup_restored
 
-SOON_S = 30  # long after everything here has happened
+SOON_S = 120  # long after everything here has happened
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ _PROGRAM: Final = f"""
 def test_work_that_gets_no_thread_waits_for_one() -> None:
     """It is said once a minute, and an error of the work itself is raised."""
     command = [sys.executable, "-c", dedent(_PROGRAM)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300)
     why = "the host refuses to start a thread (TasksMax, or another limit on processes)"
     said = (
         "event='the host refuses to start a thread: raise its limit on processes; disk "

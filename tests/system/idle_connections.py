@@ -15,7 +15,7 @@ from typing import Final
 from tests.helpers.wire import contents, unpacked
 
 PIECE_BYTES: Final = 4_096
-PATIENCE_S: Final = 60.0  # for the next byte of any of them
+PATIENCE_S: Final = 180.0  # for the next byte of any of them
 
 
 def crowd(path: str, count: int) -> Counter[str]:

@@ -23,8 +23,8 @@ from tests.helpers.processes import environment
 from tests.helpers.tree import ROOT
 from tests.system.client import Client
 
-READY_S: Final = 60.0
-SOON_S: Final = 30.0
+READY_S: Final = 300.0
+SOON_S: Final = 120.0
 POLL_S: Final = 0.005  # between two questions; the other tests need the processor, too
 
 Line = dict[str, Any]

@@ -187,7 +187,7 @@ def history_as_somebody(state: Path) -> subprocess.CompletedProcess[str]:
             env=os.environ | chosen | {FILE_VARIABLE: settings.name},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
 

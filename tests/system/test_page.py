@@ -35,7 +35,7 @@ from tests.system.client import Client
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 
-SOON_MS: Final = 10_000
+SOON_MS: Final = 60_000
 TOKEN: Final = "correct-horse-battery-staple"
 HOSTILE: Final = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 # What a browser says by itself of answers that a test provokes.

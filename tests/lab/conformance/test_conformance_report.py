@@ -114,7 +114,7 @@ def test_a_run_that_is_ended_by_sigterm_ends_the_gateway_too(tmp_path: Path) -> 
     with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: file.exists() and bool(file.read_text()))
         process.terminate()
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert (process.returncode, said) == (1, "liveness: ended by SIGTERM\n")
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)

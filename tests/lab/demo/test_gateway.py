@@ -16,7 +16,7 @@ from liveness.lab.demo import gateway as gateway_module
 from liveness.lab.demo.gateway import MAX_LINE_BYTES, Gateway
 from liveness.testing import Event, ScriptedSidecar, scripted_sidecar
 
-SOON_S: Final = 30  # long after everything here has happened
+SOON_S: Final = 120  # long after everything here has happened
 
 
 class Client(LineConnection):
