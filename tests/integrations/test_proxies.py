@@ -195,7 +195,7 @@ def test_a_silent_user_ends_through_the_proxy(hosts: Hosts, proxy: str) -> None:
 @each_proxy
 def test_a_shorter_timeout_makes_a_logout(hosts: Hosts, proxy: str) -> None:
     port = hosts.proxy(proxy, TCP, hosts.gateway(*GATEWAY), shorter)
-    quiet = hosts.user(port, f"quiet-{proxy}")
+    quiet = hosts.user(port, f"idle-{proxy}")
     assert quiet.until("bye") is None
     assert hosts.end_of(quiet.uid) == "logout"
 
