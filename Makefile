@@ -10,9 +10,9 @@ OWN := $(CURDIR)/.liveness
 # The tests start a thousand processes, and each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-IN_NOX := test tests slow system simulate mutants fuzz check audit docs performance \
-	screenshots dashboard rules lock
-.PHONY: help setup demo serve bench dist wheels release install uninstall clean $(IN_NOX)
+.PHONY: help setup demo serve bench dist wheels release install uninstall clean test tests \
+	slow system simulate mutants fuzz check audit docs performance screenshots dashboard \
+	rules lock
 
 help:  ## This list
 	@{ sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile; \
@@ -54,5 +54,21 @@ clean:  ## Remove the virtual environment, .liveness, and what tools left behind
 	@rm -rf .liveness .nox __pycache__ build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/*/_*.so .venv*/.compiled-*
 	@find liveness tests grafana -name __pycache__ -prune -exec rm -rf {} +
 
-$(IN_NOX):
-	@$(if $(filter lock,$@),[ -x $(VENV)/bin/nox ] ||) $(SETUP) dev $(if $(filter fuzz audit,$@),fuzz) && exec $(VENV)/bin/nox --session $@ -- $(ARGS)
+# What is in noxfile.py.
+NOX = exec $(VENV)/bin/nox --session $@ -- $(ARGS)
+test: ; @$(SETUP) dev && $(NOX)
+tests: ; @$(SETUP) dev && $(NOX)
+slow: ; @$(SETUP) dev && $(NOX)
+system: ; @$(SETUP) dev && $(NOX)
+simulate: ; @$(SETUP) dev && $(NOX)
+mutants: ; @$(SETUP) dev && $(NOX)
+check: ; @$(SETUP) dev && $(NOX)
+docs: ; @$(SETUP) dev && $(NOX)
+performance: ; @$(SETUP) dev && $(NOX)
+screenshots: ; @$(SETUP) dev && $(NOX)
+dashboard: ; @$(SETUP) dev && $(NOX)
+rules: ; @$(SETUP) dev && $(NOX)
+fuzz: ; @$(SETUP) dev fuzz && $(NOX)
+audit: ; @$(SETUP) dev fuzz && $(NOX)
+# Not by what a broken lock would make.
+lock: ; @[ -x $(VENV)/bin/nox ] || $(SETUP) dev && $(NOX)

@@ -16,7 +16,7 @@ Source: https://sqlite.org/wal.html#ckpt, https://sqlite.org/pragma.html#pragma_
 import math
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -76,14 +76,13 @@ class Writer:
         # Open from the start, as the writer's: the path may lead to another file later, and
         # a connection to that one would, on closing, delete the WAL.
         self._checkpoints = connect(path)
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._checkpoints.close)
             # This opens the WAL.
             self._checkpoints.execute("select count(*) from sqlite_schema").fetchone()
             self._page_bytes = pragma(db, "page_size")
             db.execute(f"pragma wal_autocheckpoint = {most_bytes // self._page_bytes}")
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
 
     def close(self) -> None:
         """Close the connection of checkpoints; the writing one has to be closed later."""
