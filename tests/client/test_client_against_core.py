@@ -1077,9 +1077,8 @@ def test_no_user_is_offline_while_a_newer_connection_is_open_and_written(
     world = World(wheel_class)
     gateway = world.gateways["gw-1"]
     checked: dict[str, int] = {}  # records, by log
-    gone = (
-        0  # the newest connection when none was open: its logout is true, however late
-    )
+    # The newest connection when none was open: its logout is true, however late.
+    gone = 0
     for act in [("pass", 3), *acts]:  # they begin with a link
         world.act(act)
         disk, reports = world.disk, gateway.client.reports

@@ -229,19 +229,18 @@ def test_what_is_installed_serves(host: Host) -> None:
 
 
 def test_it_is_backed_up_and_restored_as_the_manual_says(own_host: Host) -> None:
-    host = own_host
     text = (ROOT / "docs/backups.md").read_text()
     backup, restore = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)[:2]
-    with serving(host) as gateway:
+    with serving(own_host) as gateway:
         gateway.apply("login", "of then", {"conn": 1, "timeout": 3_600})
-        *_, line = follow(host, backup)
+        *_, line = follow(own_host, backup)
         assert ": records up to " in line
         gateway.apply("login", "of later", {"conn": 2, "timeout": 3_600})
-    told(host)
-    follow(host, restore)
+    told(own_host)
+    follow(own_host, restore)
     units = "liveness.socket liveness.service"
-    assert told(host) == [f"stop {units}", f"start {units}"]
-    with serving(host) as gateway:
+    assert told(own_host) == [f"stop {units}", f"start {units}"]
+    with serving(own_host) as gateway:
         online, _ = gateway.listed()
         assert [*online] == ["of then"]
 
@@ -279,20 +278,19 @@ def test_bash_completes(host: Host, line: str, offered: set[str]) -> None:
 def test_a_second_install_upgrades_and_finishes_an_interrupted_one(
     own_host: Host,
 ) -> None:
-    host = own_host
-    settings = host.path(SETTINGS)
+    settings = own_host.path(SETTINGS)
     edited = settings.read_text().replace("#enabled = false", "enabled = true")
     settings.write_text(edited)
-    with serving(host) as gateway:
-        host.path(PREFIX).rename(host.path(f"{PREFIX}.old"))
-        half = host.path(f"{PREFIX}.new")
+    with serving(own_host) as gateway:
+        own_host.path(PREFIX).rename(own_host.path(f"{PREFIX}.old"))
+        half = own_host.path(f"{PREFIX}.new")
         half.mkdir()
         (half / ".made").touch()
         (half / "half").touch()
-        host.path("/usr/lib/systemd/system/liveness.socket").unlink()
+        own_host.path("/usr/lib/systemd/system/liveness.socket").unlink()
         # To the clone it writes nothing.
-        with mounted(host.path("/mnt"), "--bind", "-o", "ro", str(ROOT)):
-            done = host.run(
+        with mounted(own_host.path("/mnt"), "--bind", "-o", "ro", str(ROOT)):
+            done = own_host.run(
                 *("make", "-C", "/mnt", "install", f"PYTHON={PYTHON}", "CC=false"),
                 check=False,
                 **PIP,
@@ -302,14 +300,14 @@ def test_a_second_install_upgrades_and_finishes_an_interrupted_one(
     assert f"kept {SETTINGS}" in done.stderr
     assert done.stderr.splitlines()[-1].endswith(": systemctl restart liveness.service")
     assert "enabled = true" in edited == settings.read_text()
-    names = {path.name for path in host.path("/opt").glob("liveness*")}
+    names = {path.name for path in own_host.path("/opt").glob("liveness*")}
     assert names == {"liveness"}
-    assert not host.path(f"{PREFIX}/half").exists()
-    assert host.path("/usr/lib/systemd/system/liveness.socket").exists()
-    assert told(host) == ["daemon-reload"]
+    assert not own_host.path(f"{PREFIX}/half").exists()
+    assert own_host.path("/usr/lib/systemd/system/liveness.socket").exists()
+    assert told(own_host) == ["daemon-reload"]
     # Without a compiler it serves as well.
-    assert "wheel: reference" in host.run("liveness", "version").stdout
-    with serving(host) as gateway:
+    assert "wheel: reference" in own_host.run("liveness", "version").stdout
+    with serving(own_host) as gateway:
         gateway.sync()
 
 
@@ -344,15 +342,14 @@ def test_a_purge_that_is_refused_has_stopped_nothing(host: Host) -> None:
 
 
 def test_purge_of_a_host_stops_it_and_takes_its_user(own_host: Host) -> None:
-    host = own_host
-    told(host)
-    with mounted(host.path("/mnt"), "--bind", str(ROOT)):
-        host.run("make", "-C", "/mnt", "uninstall", "PURGE=1")
+    told(own_host)
+    with mounted(own_host.path("/mnt"), "--bind", str(ROOT)):
+        own_host.run("make", "-C", "/mnt", "uninstall", "PURGE=1")
     stopped = "disable --now liveness.socket liveness.service"
-    assert told(host) == [stopped, "daemon-reload"]
+    assert told(own_host) == [stopped, "daemon-reload"]
     for path in (PREFIX, "/etc/liveness", "/var/lib/liveness", *OUTSIDE):
-        assert not host.path(path).exists(), path
-    assert not host.knows_user()
+        assert not own_host.path(path).exists(), path
+    assert not own_host.knows_user()
 
 
 def refused(

@@ -178,7 +178,7 @@ def test_the_account_adds_up_what_was_settled(
         nothing = Comparison(WITHIN, here=ALWAYS, there=ALWAYS)
         report = ComparisonReport(
             *(nothing, LineReader(print), lambda _: known),
-            within_s=300,
+            within_s=60,
             shows_all=False,
         )
         report.write(outcomes)
