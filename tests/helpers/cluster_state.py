@@ -15,6 +15,8 @@ from liveness.core.records import Uid
 from tests.helpers.redis_servers import RedisServer
 
 PARTITIONS: Final = 4
+# At one moment: between two calls a host may come or go.
+BOTH: Final = "return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2])}"
 
 
 class Seen(NamedTuple):
@@ -42,10 +44,11 @@ class ClusterState:
 
     def users_in(self, partition: int) -> dict[str, list[Seen]]:
         """The users of one partition, as `users` gives them."""
-        meta, users, _ = self._keys[partition]
+        keys = self._keys[partition]
+        meta, users = self._server("EVAL", BOTH, 2, keys.meta, keys.users)
         hosts = {
             int(field[1:]): value.partition(b"\n")[0].decode()
-            for field, value in self._hash(meta)
+            for field, value in fields(meta)
             if field.startswith(b"i")
         }
         return {
@@ -53,7 +56,7 @@ class ClusterState:
                 Seen(hosts[it.incarnation], it.gateway, it.session, it.device)
                 for it in sessions_of(value)
             ]
-            for field, value in self._hash(users)
+            for field, value in fields(users)
         }
 
     def hosts_of(self, user: Uid) -> list[str]:
@@ -64,7 +67,7 @@ class ClusterState:
         """Each host, in every partition."""
         found: dict[str, list[StoredHost]] = {}
         for meta, _, _ in self._keys:
-            for field, value in self._hash(meta):
+            for field, value in fields(self._server("HGETALL", meta)):
                 if field.startswith(b"h"):
                     found.setdefault(field[1:].decode(), []).append(host_of(value))
         return found
@@ -75,8 +78,7 @@ class ClusterState:
         for number, keys in enumerate(self._keys):
             before = None
             for entry_id, flat in self._server("XRANGE", keys.stream, "-", "+"):
-                fields = dict(zip(flat[::2], flat[1::2], strict=True))
-                entry = entry_of(number, entry_id, fields)
+                entry = entry_of(number, entry_id, dict(fields(flat)))
                 assert before in (None, entry.before), "the chain is broken"
                 before = entry.name
                 found += [it for it in entry.records if user in (None, it.user)]
@@ -86,6 +88,7 @@ class ClusterState:
         """Kind, host and reason of each record of a user."""
         return [(it.kind, it.place.host, it.place.reason) for it in self.records(user)]
 
-    def _hash(self, key: str) -> Iterator[tuple[bytes, bytes]]:
-        flat = self._server("HGETALL", key)
-        return zip(flat[::2], flat[1::2], strict=True)
+
+def fields(flat: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """The fields of a hash, as Redis gives it."""
+    return zip(flat[::2], flat[1::2], strict=True)
