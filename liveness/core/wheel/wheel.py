@@ -307,5 +307,6 @@ class Wheel(TimingWheel):
             early += at.mono - entry.seen < entry.timeout - EARLY_S
             counted += entry.deadline > endings.counted_above
             record = offline_of(entry, seq + number, endings.name, endings.reason, at)
-            batch.append(record, due=is_measured * (entry.seen + entry.timeout))
+            due = entry.seen + entry.timeout if is_measured else 0.0
+            batch.append(record, due=due)
         return len(entries), early, counted
