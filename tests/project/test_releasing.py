@@ -28,7 +28,6 @@ PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION: Final = liveness.__version__
 TAG: Final = f"v{VERSION}"
 WORKFLOW: Final = (ROOT / ".github/workflows/release.yml").read_text()
-NOXFILE: Final = (ROOT / "noxfile.py").read_text()
 CI: Final = (ROOT / ".github/workflows/ci.yml").read_text()
 HOST: Final = "https://code.invalid/liveness"
 NEXT: Final = "git -c user.name=a -c user.email=a@a.example commit --allow-empty -m it"
@@ -210,16 +209,6 @@ def test_the_workflows_use_what_is_pinned_and_make_what_there_is() -> None:
         "pypa/gh-action-pypi-publish"
     }  # docs/releasing.md: pinned before its use
     assert {*re.findall(r"\bmake (\w+)", WORKFLOW)} <= {*TARGETS.split()}
-
-
-def test_the_gate_runs_under_each_python_that_the_package_names() -> None:
-    gate = yaml.safe_load(CI)["jobs"]["gate"]
-    named = re.findall(r" :: (3\.\d+)\b", " ".join(PROJECT["classifiers"]))
-    assert gate["strategy"]["matrix"]["python"] == named
-    others = (ROOT / ".ci/pythons").read_text()
-    assert re.findall(r"\bpython(3\.\d+)\b", others) == named
-    (session,) = re.findall(r"session\(python=\[(.*?)\]", NOXFILE)
-    assert re.findall(r'"(.*?)"', session) == named
 
 
 def test_the_job_that_runs_our_code_may_publish_nothing() -> None:

@@ -482,6 +482,13 @@ def workflow(name: str) -> Any:
     return yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
 
 
+def test_the_gate_and_its_other_pythons_are_those_that_we_name() -> None:
+    others = (ROOT / ".ci/pythons").read_text()
+    assert re.findall(r"\bpython(3\.\d+)\b", others) == PYTHONS
+    (session,) = re.findall(r"session\(python=\[(.*?)\]", NOXFILE)
+    assert re.findall(r'"(.*?)"', session) == PYTHONS
+
+
 def test_the_host_runs_the_gate_on_each_python_that_we_name() -> None:
     ci = workflow("ci.yml")
     # To YAML 1.1 the key `on` is true.
