@@ -7,7 +7,6 @@ index grow and shrink, and their memory is given back.
 import gc
 import os
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +15,14 @@ import pytest
 from liveness.core.limits import Limits
 from liveness.core.links.conversation import Conversation
 from liveness.core.records import Uid
-from liveness.core.wheel.devices import user_of
 from liveness.core.wheel.table import Entry
 from liveness.core.wheel.wheel import UNKNOWN, Wheel
-from liveness.core.wire.framing import Reader, encode
+from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import ActivityBatch, ListedActivity
 from tests.core.conftest import READERS
 
 ALL: Final = 10**9
 TIMEOUT: Final = 30.0
-OWN_TIMEOUT: Final = 45.0
 BATCH: Final = 4_000
 PIECE: Final = 2_000  # how many users come or leave between two batches
 
@@ -42,23 +39,11 @@ def uid_of(number: int) -> Uid:
     return kinds[number % len(kinds)]
 
 
-def open_user(
-    wheel: Wheel, number: int, *, own: float | None, now: float
-) -> tuple[Uid, int]:
-    """The uid, and how many devices its user has then."""
+def open_user(wheel: Wheel, number: int, *, now: float) -> Uid:
     uid = uid_of(number)
-    _, devices = wheel.open(
-        uid,
-        gateway=0,
-        session=number,
-        conn=None,
-        start=now,
-        timeout=own,
-        event=1,
-        now=now,
-        mono=now,
-    )
-    return uid, devices or 0
+    times = {"start": now, "now": now, "mono": now, "timeout": None}
+    wheel.open(uid, gateway=0, session=number, conn=None, event=1, **times)  # type: ignore[arg-type]
+    return uid
 
 
 class Crowds:
@@ -67,28 +52,12 @@ class Crowds:
     def __init__(self, wheel_class: type[Wheel], seed: int) -> None:
         self.wheel = wheel_class(timeout=TIMEOUT, slots=30, separator="/")
         self.wheel.add_gateway()
-        self.devices = Counter[Uid]()  # of each user
         self.deadlines: dict[Uid, float] = {}
-        self.own: set[Uid] = set()  # users with a timeout of their own
         self.random = random.Random(seed)
         self.now = 0.0
         self.users = self.operations = 0
-        reader: type[Reader] = READERS[-1].Reader
-        self.link = Conversation(Limits(), reader)
-        hello = ["hello", {"protocol": 1, "name": "g"}]
-        list(self.link.receive(encode(hello), 0.0))
-
-    def come(self) -> None:
-        for number in range(self.users, self.users + PIECE):
-            own = None if number % 16 else OWN_TIMEOUT
-            uid, devices = open_user(self.wheel, number, own=own, now=self.now)
-            self.devices[user_of(uid, "/")] += 1
-            assert devices == self.devices[user_of(uid, "/")]
-            self.deadlines[uid] = self.now + (own or TIMEOUT)
-            if own:
-                self.own.add(uid)
-        self.users += PIECE
-        self.operations += PIECE
+        self.link = Conversation(Limits(), READERS[-1].Reader)
+        list(self.link.receive(encode(["hello", {"protocol": 1, "name": "g"}]), 0.0))
 
     def speak(self, batches: int) -> None:
         """Random users speak, and a few that never logged in."""
@@ -100,51 +69,32 @@ class Crowds:
             left = self.wheel.touch(0, signs, now=self.now, mono=self.now)
             assert left == [(position, UNKNOWN) for position in range(len(unknown))]
             self.deadlines |= dict.fromkeys(heard, self.now + TIMEOUT)
-            own = self.own.intersection(heard)
-            self.deadlines |= dict.fromkeys(own, self.now + OWN_TIMEOUT)
             self.operations += BATCH
 
     def signs(self, uids: list[Uid], *, is_listed: bool) -> ActivityBatch:
         """Listed, or as the compiled reader packs them."""
         if is_listed:
-            return ListedActivity(
-                uids, [None] * len(uids), bytearray(b"\2" * len(uids))
-            )
+            events = bytearray(b"\2" * len(uids))
+            return ListedActivity(uids, [None] * len(uids), events)
         (run,) = self.link.receive(encode(["keepalive", uids]), 0.0)
         assert isinstance(run, ActivityBatch)
         return run
 
-    def leave(self, uids: list[Uid]) -> None:
-        for uid in uids:
-            entry = self.wheel.close(uid)
-            assert entry.deadline == self.deadlines.pop(uid)
-            self.left(entry)
-        self.own.difference_update(uids)
-        self.operations += len(uids)
+    def left(self, entry: Entry) -> None:
+        assert entry.deadline == self.deadlines.pop(entry.uid)
+        self.operations += 1
 
     def pass_time(self, seconds: float) -> None:
         """Exactly the users that are due by then go offline."""
         self.now += seconds
         self.wheel.advance(self.now, ALL)
-        fired = self.wheel.fire(0, until=self.now, limit=ALL)
-        for entry in fired:
-            assert entry.deadline == self.deadlines.pop(entry.uid)
-            assert entry.deadline < self.now
+        for entry in self.wheel.fire(0, until=self.now, limit=ALL):
             self.left(entry)
-        self.own.difference_update(entry.uid for entry in fired)
-        self.operations += len(fired)
+            assert entry.deadline < self.now
         soonest = min(self.deadlines.values(), default=self.now)
         assert soonest >= self.now - 1.01 * self.wheel.bucket_s
 
-    def left(self, entry: Entry) -> None:
-        """A device is offline: count those that its user still has."""
-        user = user_of(entry.uid, "/")
-        self.devices[user] -= 1
-        assert entry.user_devices[1] == self.devices[user]
-
     def check(self) -> None:
-        self.devices = +self.devices
-        assert self.wheel.users == len(self.devices)
         clocks = self.wheel.clocks(self.now, self.now)
         assert len(self.wheel) == len(clocks.sessions) == len(self.deadlines)
         assert sorted({*clocks.sessions}) == [*clocks.sessions]
@@ -154,19 +104,18 @@ class Crowds:
         for uid in self.random.sample(uids, min(100, len(uids))):
             entry = self.wheel.find(uid)
             assert entry is not None
-            assert (entry.uid, entry.deadline) == (uid, self.deadlines[uid])
-            assert type(entry.uid) is type(uid)
-            user = user_of(uid, "/")
-            devices = self.wheel.devices_of(user, ALL)
-            assert uid in devices
-            assert len({*devices}) == self.devices[user]
-            assert entry.user_devices[1] == self.devices[user]
+            assert repr(entry.uid) == repr(uid)
+            assert entry.deadline == self.deadlines[uid]
 
     # --- the life of a crowd -------------------------------------------------------------
 
     def swell(self, most: int, *, batches: int) -> None:
         while len(self.deadlines) < most:
-            self.come()
+            for number in range(self.users, self.users + PIECE):
+                uid = open_user(self.wheel, number, now=self.now)
+                self.deadlines[uid] = self.now + TIMEOUT
+            self.users += PIECE
+            self.operations += PIECE
             self.speak(batches)
             self.pass_time(0.4)
         self.check()
@@ -178,15 +127,16 @@ class Crowds:
         elif order == "newest first":
             online.reverse()
         for first in range(0, len(online) - least, PIECE):
-            piece = online[first : first + PIECE]
-            self.leave([uid for uid in piece if uid in self.deadlines])
+            for uid in online[first : first + PIECE]:
+                if uid in self.deadlines:
+                    self.left(self.wheel.close(uid))
             if self.deadlines:
                 self.speak(batches)
             self.pass_time(0.05)
         self.check()
 
     def fall_silent(self) -> None:
-        self.pass_time(OWN_TIMEOUT + 1)
+        self.pass_time(TIMEOUT + 1)
         assert not self.deadlines
         self.check()
 
@@ -197,7 +147,6 @@ class Crowds:
         self.fall_silent()
         self.swell(most, batches=batches)
         self.disperse(0, "oldest first", batches=batches)
-        self.fall_silent()
         self.swell(most // 2, batches=batches)
         self.disperse(most // 50, "newest first", batches=batches)
         self.fall_silent()
@@ -246,7 +195,7 @@ def test_the_memory_of_a_million_users_is_given_back_when_they_go(
     wheel.add_gateway()
     before = resident_bytes()
     for number in range(users):
-        open_user(wheel, number, own=None, now=0.0)
+        open_user(wheel, number, now=0.0)
     took = resident_bytes() - before
     assert took > 88 * users
     wheel.advance(TIMEOUT + 1, ALL)

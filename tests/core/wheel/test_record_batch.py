@@ -247,14 +247,6 @@ def test_a_record_that_does_not_fit_is_not_added(bad: Logged) -> None:
     ]
 
 
-def test_two_batches_of_equal_records_are_equal(
-    make: Callable[[], RecordBatch],
-) -> None:
-    batch = filled(make, [online(7)])
-    assert batch == filled(make, [online(7)])
-    assert batch != filled(make, [online(8)])
-
-
 @pytest.mark.parametrize(
     ("uid", "expected"),
     [

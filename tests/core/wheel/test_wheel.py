@@ -222,12 +222,6 @@ class Model:
         assert found is not None
         return found.flags
 
-    def move(self, now: float) -> None:
-        """Move the hand, and check only the due users."""
-        self.now = now
-        self.wheel.advance(now, ALL)
-        self.check_due(all_laid=True)
-
     def advance(self, now: float, *, few: int = ALL) -> None:
         """Move the hand, at first by a few steps only, and check everything."""
         self.now = now
@@ -421,23 +415,6 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
 # --- the hand --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", SLOTS)
-@pytest.mark.parametrize("timeout", TIMEOUTS)
-def test_every_border_of_every_layer_is_kept_to_a_bucket(
-    wheel_class: WheelClass, timeout: float, slots: int
-) -> None:
-    model = Model(wheel_class, timeout=timeout, slots=slots)
-    borders = [wait for wait in waits(model) if wait > 0]
-    for number, wait in enumerate(borders):
-        model.open(number, timeout=wait)
-    while model.entries:
-        due = min(entry.deadline for entry in model.entries.values())
-        model.move(max(model.now, due))
-        assert not model.fire(0, until=model.now, limit=ALL) or due < model.now
-        model.move(due + model.late)
-        assert model.fire(0, until=model.now, limit=ALL)
-
-
 @pytest.fixture
 def in_time() -> Iterator[None]:
     """End a test that has found the hand turning for ever."""
@@ -499,7 +476,8 @@ def test_users_that_are_longest_due_fire_first(wheel_class: WheelClass) -> None:
     for number in range(500):
         model.open(number, timeout=1 + number * 7_919 % 5_000 / 1_000)
     while model.now < 7:
-        model.move(model.now + 0.095)
+        model.now += 0.095
+        model.wheel.advance(model.now, ALL)
     fired = []
     while model.entries:
         fired += model.fire(0, until=model.now, limit=64)
@@ -519,50 +497,6 @@ def test_users_fire_only_up_to_the_moment_named(wheel_class: WheelClass) -> None
     assert model.wheel.longest_due(0) == 2.0
     assert [entry.uid for entry in model.fire(0, until=2.5, limit=ALL)] == ["late"]
     assert model.wheel.longest_due(0) == inf
-
-
-def test_no_more_users_fire_than_the_limit_and_only_those_of_the_gateway(
-    wheel_class: WheelClass,
-) -> None:
-    model = Model(wheel_class, timeout=3, slots=30)
-    for number in range(20):
-        model.open(number, gateway=number % 2)
-    model.advance(3.5)
-    assert (model.wheel.due(0), model.wheel.due(1), model.wheel.due(2)) == (10, 10, 0)
-    assert model.fire(0, until=3.5, limit=0) == []
-    assert len(model.fire(0, until=3.5, limit=4)) == 4
-    assert (model.wheel.due(0), model.wheel.due(1), len(model.wheel)) == (6, 10, 16)
-
-
-def test_a_sign_of_life_saves_a_user_that_is_due(wheel_class: WheelClass) -> None:
-    model = Model(wheel_class, timeout=3, slots=30)
-    model.open("u")
-    model.advance(3.5)
-    assert model.wheel.due(0) == 1
-    model.touch(0, [("u", None, 2)])
-    assert model.wheel.due(0) == 0
-    model.advance(6.5)
-    assert model.wheel.due(0) == 0
-    model.advance(6.6)
-    assert [entry.uid for entry in model.fire(0, until=6.6, limit=ALL)] == ["u"]
-
-
-def test_renewed_users_wait_a_whole_timeout_from_the_moment_named(
-    wheel_class: WheelClass,
-) -> None:
-    model = Model(wheel_class, timeout=3, slots=30)
-    for number in range(5):
-        model.open(number)
-    model.open("later", timeout=3.4)
-    model.advance(4)
-    model.renew(0, until=3.2, limit=3)
-    assert model.wheel.due(0) == 3
-    model.renew(0, until=3.2, limit=ALL)
-    assert model.wheel.due(0) == 1, "the one that came due after the moment named"
-    model.advance(6.2)
-    assert model.wheel.due(0) == 1
-    model.advance(6.25)
-    assert model.wheel.due(0) == 6
 
 
 def test_users_with_a_fresh_timeout_and_others_do_not_wait_for_each_other(
@@ -588,19 +522,6 @@ def test_users_with_a_fresh_timeout_and_others_do_not_wait_for_each_other(
 # --- what it shows ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", SLOTS)
-@pytest.mark.parametrize("timeout", TIMEOUTS)
-def test_a_user_that_was_just_heard_is_in_a_slot_of_the_ring(
-    wheel_class: WheelClass, timeout: float, slots: int
-) -> None:
-    model = Model(wheel_class, timeout=timeout, slots=slots)
-    for number in range(50):
-        model.move(number * timeout / 53)
-        model.open(number)
-        assert sum(model.wheel.slot_users()) == len(model.wheel)
-        assert model.wheel.due(0) == 0
-
-
 def test_each_user_is_in_the_slot_of_its_deadline(
     wheel_class: WheelClass,
 ) -> None:
@@ -613,19 +534,6 @@ def test_each_user_is_in_the_slot_of_its_deadline(
     assert model.wheel.slot_users() == [*[0] * 5, *[1] * 25]
     model.touch(0, [(20, None, 2)])  # from 21.996 to 27.246
     assert model.wheel.slot_users() == [*[0] * 5, *[1] * 16, 0, *[1] * 5, 2, 1, 1]
-
-
-def test_a_whole_timeout_ahead_is_the_slot_in_which_the_hand_is(
-    wheel_class: WheelClass,
-) -> None:
-    model = Model(wheel_class, timeout=30, slots=30)
-    assert model.wheel.hand == 0
-    for now, hand in ((12.25, 12.25), (29.5, 29.5), (60, 0), (75.75, 15.75)):
-        model.advance(now)
-        assert model.wheel.hand == hand
-        model.open("u")
-        assert model.wheel.slot_users()[int(hand)] == 1
-        model.close("u")
 
 
 def test_slot_of_gives_the_layer_and_slot_of_a_user_until_it_is_due(
@@ -668,16 +576,6 @@ def test_owned_looks_at_a_stretch_of_the_table_at_a_time(
 
 
 # --- the table -------------------------------------------------------------------
-
-
-def test_a_value_that_is_no_uid_touches_no_user(wheel_class: WheelClass) -> None:
-    model = Model(wheel_class, timeout=30, slots=30)
-    for uid in (0, 1, 7):
-        model.open(uid)
-    for value in NO_UIDS:
-        model.advance(model.now + 1)
-        model.touch(0, [(7, None, 2), (value, None, 3), (0, None, 2)])
-        model.check()
 
 
 def test_places_that_were_given_back_are_used_again(wheel_class: WheelClass) -> None:
