@@ -34,11 +34,7 @@ class Shell:
     """A server on a disk in memory; time passes by hand."""
 
     def __init__(
-        self,
-        *,
-        device_separator: str = "",
-        host: str = "",
-        **limits: Any,
+        self, *, device_separator: str = "", host: str = "", **limits: Any
     ) -> None:
         config = Config(
             socket=SocketSettings(path=Path("/nowhere/g.sock")),

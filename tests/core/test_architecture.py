@@ -16,10 +16,7 @@ CORE = sorted((PACKAGE / "core").rglob("*.py"))
 # The library's own rules, without its sockets and event loops.
 CLIENT = [
     PACKAGE / "client" / f"{name}.py"
-    for name in (
-        *("inbox", "protocol", "reports"),
-        *("tasks", "timer_requests"),
-    )
+    for name in (*("inbox", "protocol", "reports"), *("tasks", "timer_requests"))
 ]
 BESIDE = [PACKAGE / "errors.py"]  # importing the core runs it too
 

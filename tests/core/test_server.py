@@ -316,7 +316,7 @@ def test_a_refusal_behind_a_hello_has_the_number_of_its_frame() -> None:
     shell.write()
     errors = [frame[1] for frame in answers(newer) if frame[0] == "error"]
     assert [(error["frame"], error["n"]) for error in errors] == [
-        *(("where", 2), ("login", 3), ("ack", 4)),
+        *(("where", 2), ("login", 3), ("ack", 4))
     ]
 
 

@@ -16,11 +16,7 @@ ENDS, RECORDS, COMMANDS = 100, 1_000, 90
 @pytest.fixture
 def shell() -> Shell:
     """Two gateways, g and h."""
-    made = Shell(
-        max_pending=COMMANDS,
-        pause_firing=ENDS,
-        pause_reading=RECORDS,
-    )
+    made = Shell(max_pending=COMMANDS, pause_firing=ENDS, pause_reading=RECORDS)
     for name in "gh":
         made.gateway(name)
     return made

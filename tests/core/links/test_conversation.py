@@ -8,10 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from liveness.core.limits import Limits
-from liveness.core.links.conversation import (
-    REFUSED_WINDOW_S,
-    Conversation,
-)
+from liveness.core.links.conversation import REFUSED_WINDOW_S, Conversation
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import (
@@ -339,9 +336,7 @@ likely = st.one_of(
 @given(st.lists(likely | frames | values, max_size=6))
 @example([["login", ["a", {}], {"age": []}]])
 @example([["x" * 100_000]])
-def test_any_frame_becomes_a_request_or_a_readable_refusal(
-    sent: list[Any],
-) -> None:
+def test_any_frame_becomes_a_request_or_a_readable_refusal(sent: list[Any]) -> None:
     data = b"".join(map(encode, sent))
     link, pieced = link_of(), link_of()
     answers = list(link.receive(data, 0.0))

@@ -1,4 +1,4 @@
-"""The rules of "Sessions" as a plain model, and a presence that gets the same events.
+"""The rules of "Sessions" as a plain model, for the fuzzer, and a presence beside it.
 
 The model is written from the protocol alone: a dictionary of sessions, in wall-clock
 milliseconds and attended seconds, and one method a rule. Its times lie on a grid of
@@ -6,9 +6,8 @@ a quarter second, far wider than a bucket, so that it knows exactly who is due.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TypeAlias
 
 from liveness.core.records import EVENTS, OnlineRow, Uid
@@ -34,7 +33,6 @@ class Session:
     due: float = 0.0  # attended seconds
     seen_ms: int = 0
     last: str | None = None  # None: restored, and not heard since
-    is_exact: bool = False  # `start_ms` is what a login said on the gateway's clock
 
 
 class Sessions:
@@ -43,25 +41,15 @@ class Sessions:
     Args:
         wheel_class: The wheel to run on.
         timeout: The server's timeout, in seconds.
-        uids: Users checked from the start; others are once they were named.
-        separator: Separates a device from its user; "": devices are not counted.
     """
 
-    def __init__(
-        self,
-        wheel_class: type[Wheel],
-        *,
-        timeout: float,
-        uids: Iterable[Uid] = (),
-        separator: str = "",
-    ) -> None:
-        self.scene = Scene(wheel_class, timeout=timeout, separator=separator)
+    def __init__(self, wheel_class: type[Wheel], *, timeout: float) -> None:
+        self.scene = Scene(wheel_class, timeout=timeout)
         self.online: dict[str, Session] = {}  # by the text of the uid
-        self.named = dict.fromkeys(uids)
+        self.named = dict[Uid, None]()
         self.linked: dict[str, None] = {}
         self.timeouts: dict[str, float | None] = {}
         self.in_force: dict[str, float] = {}
-        self.clocks: dict[str, float] = {}  # of gateways: what makes them ours
         self.ignored: Counter[str] = Counter()
         self.seq = 0
         self.log = SessionLog()  # by the records alone
@@ -100,45 +88,21 @@ class Sessions:
 
     def shown(self, kind: str, uid: Uid, reason: str) -> Shown:
         session = self.online[str(uid)]
-        uid = session.uid
         conn = {} if session.conn is None else {"conn": session.conn}
-        return (
-            conn
-            | self.devices(uid)
-            | {
-                "seq": self.seq,
-                "kind": kind,
-                "uid": uid,
-                "gateway": session.gateway,
-                "session": session.session,
-                "reason": reason,
-                "at": self.scene.wall_ms,
-            }
-        )
-
-    def devices(self, uid: Uid) -> Shown:
-        """The user of a uid, and how many of its devices are online."""
-        separator = self.scene.separator
-        if not separator:
-            return {}
-        user = self.user_of(uid)
-        return {"user": user, "devices": len(self.devices_of(user))}
-
-    def devices_of(self, user: Uid) -> list[Uid]:
-        uids = [session.uid for session in self.online.values()]
-        return [uid for uid in uids if str(self.user_of(uid)) == str(user)]
-
-    def user_of(self, uid: Uid) -> Uid:
-        separator = self.scene.separator
-        if isinstance(uid, int) or uid.find(separator) <= 0:
-            return uid
-        return uid[: uid.index(separator)]
+        return conn | {
+            "seq": self.seq,
+            "kind": kind,
+            "uid": session.uid,
+            "gateway": session.gateway,
+            "session": session.session,
+            "reason": reason,
+            "at": self.scene.wall_ms,
+        }
 
     def ended(self, uid: Uid, reason: str) -> Shown:
         self.seq += 1
         shown = self.shown("offline", uid, reason)
         session = self.online.pop(str(uid))
-        shown |= self.devices(session.uid)
         shown["silence"] = (self.scene.wall_ms - session.seen_ms) / 1_000
         if session.last is None:
             return shown | {"restored": True}
@@ -147,55 +111,25 @@ class Sessions:
     # --- events ----------------------------------------------------------------------
 
     def login(
-        self,
-        name: str,
-        who: Sequence[User],
-        *,
-        timeout: float | None,
-        age: float,
-        began_ago: float | None = None,
+        self, name: str, who: Sequence[User], *, timeout: float | None, age: float
     ) -> None:
         self.named |= dict.fromkeys(uid for uid, _ in who)
-        by_age_ms = start_ms = self.scene.state_ms - int(age * 1_000)
-        is_exact = began_ago is not None and began_ago >= 0 and name in self.clocks
-        if began_ago is not None and is_exact:
-            start_ms = self.scene.state_ms - int(began_ago * 1_000)
+        start_ms = self.scene.state_ms - int(age * 1_000)
         expected = []
         for uid, conn in who:
             session = self.online.get(str(uid))
             new = (name, uid, conn, "login", start_ms, timeout)
             if session is None:
                 expected.append(self.opened("online", *new))
-                self.online[str(uid)].is_exact = is_exact
             elif session.gateway == name and session.conn in (conn, None):
                 session.conn, session.timeout = conn, timeout
-                if is_exact and not session.is_exact:
-                    session.start_ms, session.is_exact = start_ms, True
                 self.sign(session, "login")
-            elif session.start_ms > (
-                start_ms if is_exact and session.is_exact else by_age_ms
-            ):
+            elif session.start_ms > start_ms:
                 self.ignored["older"] += 1
-                if is_exact and session.is_exact:
-                    self.seq += 1
-                    shown = self.shown("moved", uid, "login") | {"from": name}
-                    shown |= {} if conn is None else {"from_conn": conn}
-                    expected.append(shown)
             else:
                 expected.append(self.opened("moved", *new))
-                self.online[str(uid)].is_exact = is_exact
-        began = None
-        if began_ago is not None:
-            theirs = self.scene.mono - began_ago - self.clocks.get(name, 0.0)
-            began = [theirs] * len(who)
-        got = self.scene.login(
-            name,
-            [uid for uid, _ in who],
-            [conn for _, conn in who],
-            timeout=timeout,
-            age=age,
-            began=began,
-        )
+        uids, conns = [uid for uid, _ in who], [conn for _, conn in who]
+        got = self.scene.login(name, uids, conns, timeout=timeout, age=age)
         assert got == expected
         self.check()
 
@@ -266,17 +200,7 @@ class Sessions:
 
     # --- gateways and restarts ---------------------------------------------------------
 
-    def hello(
-        self,
-        name: str,
-        *,
-        timeout: float | None,
-        is_fresh: bool,
-        clock_offset: float | None = None,
-    ) -> None:
-        self.clocks.pop(name, None)
-        if clock_offset is not None:
-            self.clocks[name] = clock_offset
+    def hello(self, name: str, *, timeout: float | None, is_fresh: bool) -> None:
         self.timeouts[name] = timeout
         self.link_begins(name)
         if is_fresh:
@@ -289,7 +213,7 @@ class Sessions:
 
     def link_begins(self, name: str) -> None:
         timeout = self.timeouts[name]
-        self.scene.link(name, timeout=timeout, clock_offset=self.clocks.get(name))
+        self.scene.link(name, timeout=timeout)
         self.linked[name] = None
         before = self.in_force.get(name, self.scene.timeout)
         self.in_force[name] = timeout or self.scene.timeout
@@ -317,21 +241,9 @@ class Sessions:
 
     def restarted(self) -> None:
         self.ignored.clear()
-        for session in self.online.values():
-            session.is_exact = False
-        self.clocks = {
-            name: it for name, it in self.clocks.items() if name in self.linked
-        }
         for name in self.linked:
             self.link_begins(name)
         self.check()
-
-    def asked(self, uid: Uid) -> list[Uid]:
-        """Whom a question about a uid concerns: of a user, each of its devices."""
-        if not self.scene.separator:
-            return [uid]
-        # In the order of the wheel: `check` compares which they are.
-        return self.scene.presence.wheel.devices_of(uid, 100) or [uid]
 
     # --- what must hold ------------------------------------------------------------------
 
@@ -349,16 +261,9 @@ class Sessions:
         }
         assert presence.where([*self.named]) == [
             (s.uid, s.gateway, s.session, s.conn)
-            for uid in chain.from_iterable(map(self.asked, self.named))
+            for uid in self.named
             if (s := self.online.get(str(uid))) is not None
         ]
-        if scene.separator:
-            online = {self.user_of(uid) for uid in self.online}  # each of them as text
-            assert presence.wheel.users == len(online)
-            for user in online:
-                assert {*presence.wheel.devices_of(user, 100)} == {
-                    *self.devices_of(user)
-                }
         for name in self.timeouts:
             users = sum(s.gateway == name for s in self.online.values())
             assert scene.gateway(name).users == users

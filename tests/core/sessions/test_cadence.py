@@ -5,11 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from liveness.core.sessions import gateway_table
-from liveness.core.sessions.cadence import (
-    FORGOTTEN_AFTER,
-    LEAST_SILENCES,
-    is_short,
-)
+from liveness.core.sessions.cadence import FORGOTTEN_AFTER, LEAST_SILENCES, is_short
 from liveness.core.wheel.table import NO_SILENCES, Silences
 from liveness.core.wheel.wheel import Wheel
 from tests.core.scene import Scene
@@ -58,24 +54,6 @@ def test_the_interval_of_users_that_speak_regularly_is_found(
     found = interval(scene)
     assert found is not None
     assert found == pytest.approx(every)
-
-
-def test_bursts_of_messages_hide_no_keepalives(scene: Scene) -> None:
-    scene.login("g", CROWD)
-    for _ in range(5):
-        speak(scene, CROWD, 0.1, 50)
-        speak(scene, CROWD, 20, 1)
-    found = interval(scene)
-    assert found is not None
-    assert 15 < found < 25
-
-
-def test_unattended_time_is_not_silence(scene: Scene) -> None:
-    scene.login("g", CROWD)
-    for _ in range(6):
-        scene.pass_time(6, absent=100)
-        speak(scene, CROWD, 4, 1)
-    assert interval(scene) == 10
 
 
 def test_few_observations_show_no_interval(scene: Scene) -> None:
@@ -163,15 +141,6 @@ def test_a_change_of_habit_is_noticed_within_twenty_timeouts(
     assert interval(scene) == before
     speak(scene, CROWD, after, round(2 * FORGOTTEN_AFTER * 30 / after))
     assert interval(scene) == after
-
-
-def test_an_interval_is_forgotten_when_users_cease_to_speak(scene: Scene) -> None:
-    scene.login("g", CROWD)
-    speak(scene, CROWD, 20, 5)
-    for _ in range(100):
-        scene.wait(FORGOTTEN_AFTER * 30, "g")
-        interval(scene)
-    assert interval(scene) is None
 
 
 def test_a_new_gateway_inherits_nothing_from_a_forgotten_one(scene: Scene) -> None:

@@ -96,25 +96,12 @@ def test_a_new_link_is_given_time_to_send_what_it_had_collected(
     assert gateway.clearance(now, hold=HOLD_S) == (silence, now - HOLD_S, NEVER, why)
 
 
-def test_a_new_link_of_a_gateway_without_users_is_cleared_at_once(
-    pinging: GatewayState,
-) -> None:
-    pinging.empty_at = 100.0
-    assert pinging.clearance(100.0, hold=HOLD_S).silence == 100.0
-
-
 def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
     gateway: GatewayState,
 ) -> None:
     gateway.unlinked(150.0)
     assert gateway.clearance(151.75, hold=HOLD_S) == (NEVER, 91.75, NEVER, AWAY)
     assert gateway.clearance(152.0, hold=HOLD_S) == (NEVER, 152.0, NEVER, None)
-
-
-def test_a_gateway_that_was_mute_when_it_left_is_away(pinging: GatewayState) -> None:
-    pinging.unlinked(150.0)
-    assert pinging.clearance(151.75, hold=HOLD_S).why == AWAY
-    assert pinging.clearance(152.0, hold=HOLD_S).lost == 152.0
 
 
 def test_a_renewed_user_waits_for_a_gateway_that_is_away_and_for_no_mute_one(
@@ -136,11 +123,6 @@ def test_a_gateway_is_mute_once_its_ping_is_overdue(pinging: GatewayState) -> No
         pinging.empty_at = now
         cleared = pinging.clearance(now, hold=HOLD_S)
         assert cleared == Clearance(silence=silence, lost=now - HOLD_S, why=why)
-
-
-def test_a_gateway_that_promised_no_ping_is_never_mute(gateway: GatewayState) -> None:
-    gateway.empty_at = 9_999.0
-    assert gateway.clearance(9_999.0, hold=HOLD_S).why is None
 
 
 def test_a_promise_ends_with_its_link(pinging: GatewayState) -> None:
@@ -289,20 +271,6 @@ def test_users_of_a_gateway_that_stays_mute_are_lost_with_it_after_the_hold(
     assert scene.fire() == []
     scene.look_at("g")
     assert reasons(scene.fire()) == [("user of g", "gateway_lost")]
-
-
-def test_a_fresh_timeout_is_given_once_until_the_user_is_heard(scene: Scene) -> None:
-    scene.login("g", ["talks"])
-    live(scene, 31, "h")
-    scene.wait(0, "g")
-    assert live(scene, 25, "g") == []
-    scene.hear("g", ("keepalive", "talks", None))
-    # The other user falls due again at 61 s, as the gateway goes mute again.
-    scene.pass_time(6)
-    scene.look_at("g")
-    assert reasons(scene.fire()) == [("user of g", "gateway_lost")]
-    assert live(scene, 23.75, "g") == []
-    assert reasons(live(scene, 1, "g")) == [("talks", "silence")]
 
 
 def test_a_user_with_a_fresh_timeout_waits_no_longer_than_for_a_reconnect(
@@ -465,14 +433,6 @@ def test_a_gateway_that_was_heard_during_a_pause_is_mute_no_later(
     gateway.reading_resumed(200.0)
     assert gateway.absence(210.0) is None
     assert gateway.absence(210.5) == MUTE
-
-
-def test_letting_go_of_a_link_that_was_read_changes_nothing(
-    gateway: GatewayState,
-) -> None:
-    gateway.empty_at = 150.0
-    gateway.reading_resumed(150.0)
-    assert gateway.clearance(150.0, hold=HOLD_S) == (150.0, 90.0, NEVER, None)
 
 
 def test_a_gateway_whose_link_ends_while_unread_is_away(gateway: GatewayState) -> None:

@@ -1,7 +1,6 @@
-"""The rules of "Sessions": as named examples, and as a machine against a plain model.
+"""The rules of "Sessions", as named examples that show whole records.
 
-The examples show whole records, and what the model (`sessions.py`) leaves out. Whatever
-the machine at the end finds by itself has no example.
+A plain model of the same rules is `sessions_rig`: the fuzzer holds a presence to it.
 """
 
 from collections import Counter
@@ -10,9 +9,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from liveness.core.records import OnlineRow, Uid
 from liveness.core.sessions.firing import UserStatus
@@ -20,9 +16,8 @@ from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.link_requests import ListedActivity, Login, Logout
-from tests.core.scene import ALL, Scene, Shown, Sign, run_of
-from tests.core.sessions.sessions_rig import Sessions, User
-from tests.helpers.strategies import BOUNDED, NO_UIDS, examples
+from tests.core.scene import ALL, Scene, Shown, run_of
+from tests.helpers.strategies import NO_UIDS
 
 WheelClass = type[Wheel]
 
@@ -304,19 +299,6 @@ def test_a_silent_user_goes_offline_after_its_timeout_and_not_before(
     assert scene.wall_ms == seen + 30_250
     assert offline == record(scene, 2, "offline", "silence") | evidence
     assert scene.disk == {}
-
-
-def test_users_judged_late_by_the_sidecars_own_fault_are_silent_not_lost(
-    scene: Scene,
-) -> None:
-    scene.login("g", range(10))
-    for _ in range(400):  # as when the journal has not caught up
-        scene.pass_time(0.25)
-        scene.read("g")
-        scene.presence.wheel.advance(scene.now, ALL)
-    records = scene.fire(limit=3)
-    assert {shown["reason"] for shown in records} == {"silence"}
-    assert len(records) == 10
 
 
 def test_the_lateness_of_an_offline_counts_from_its_deadline(scene: Scene) -> None:
@@ -650,36 +632,6 @@ def test_an_integer_and_its_decimal_are_one_user_by_the_name_of_the_login(
     assert (offline["kind"], repr(offline["uid"])) == ("offline", repr(login))
 
 
-def test_a_new_session_has_the_name_of_its_own_login(scene: Scene) -> None:
-    scene.login("g", ["7"], [5])
-    (moved,) = scene.login("h", [7], [6])
-    assert (moved["kind"], moved["uid"], moved["from_session"]) == ("moved", 7, 1)
-    (offline,) = scene.logout("h", ["7"], [6])
-    assert offline["uid"] == 7
-    (online,) = scene.hear("g", ("keepalive", "7", 5))
-    assert online["uid"] == "7"
-
-
-def test_two_names_of_one_user_in_one_frame_are_two_events_of_it(scene: Scene) -> None:
-    assert brief(scene.login("g", [7, "7"], [1, 2])) == [
-        ("online", 7, "login"), ("moved", "7", "login"),
-    ]  # fmt: skip
-    assert scene.hear("g", ("message", 7, 2), ("keepalive", "7", 2)) == []
-    assert brief(scene.logout("g", [7, "7"])) == [("offline", "7", "logout")]
-    assert scene.presence.ignored["offline"] == 1
-
-
-@pytest.mark.parametrize(
-    "text", ["007", "7.0", " 7", "+7", "-7", "\u0667", "9223372036854775808", "7" * 20]
-)
-def test_text_that_is_no_decimal_of_an_integer_is_a_user_of_its_own(
-    scene: Scene, text: str
-) -> None:
-    scene.login("g", [7, 2**63 - 1, "9223372036854775807", text, "0", 0])
-    assert len(scene.presence) == 4
-    assert scene.presence.where([text]) == [(text, "g", 3, None)]
-
-
 @pytest.mark.parametrize(
     ("gateway", "conn", "lost"),
     [("g", 5, None), ("g", 6, 5), ("h", 5, 5), ("g", None, None)],
@@ -720,94 +672,3 @@ def test_devices_that_fall_silent_together_are_counted_one_by_one(
         ("ada", 1), ("ada", 2), (7, 1), ("7", 2),
         ("ada", 1), ("ada", 0), (7, 1), ("7", 0),
     ]  # fmt: skip
-
-
-# --- the machine -----------------------------------------------------------------------
-
-UIDS: Final[tuple[Uid, ...]] = ("a", 7, "7", "7/1", "a/1", "a/2")
-SERVER_TIMEOUT: Final = 2.0
-
-names = st.sampled_from(["g", "h"])
-pool = st.sampled_from(UIDS)
-conns = st.sampled_from([None, None, 1, 2])
-ages = st.sampled_from([0.0, 0.25, 1.0, 5.0, 40.0])
-began_agos = st.sampled_from([None, 0.0, 0.25, 1.0, 5.0, 40.0, -0.25])
-offsets = st.sampled_from([None, 0.0, 3.5, -700.0])
-timeouts = st.sampled_from([None, 1.0, 1.5, 4.0, 90.0])
-ways = st.sampled_from(["keepalive", "message"])
-
-
-class Rules(RuleBasedStateMachine):
-    """The rules of "Sessions", applied to a presence and to a dictionary."""
-
-    implementation: WheelClass = Wheel
-    separator = ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sessions = Sessions(
-            self.implementation,
-            timeout=SERVER_TIMEOUT,
-            uids=UIDS,
-            separator=self.separator,
-        )
-        for name in ("g", "h"):
-            self.sessions.hello(name, timeout=None, is_fresh=False, clock_offset=0.0)
-
-    @rule(
-        name=names,
-        who=st.lists(st.tuples(pool, conns), min_size=1, max_size=3),
-        timeout=timeouts,
-        age=ages,
-        began_ago=began_agos,
-    )
-    def login(self, name: str, who: list[User], **options: Any) -> None:
-        self.sessions.login(name, who, **options)
-
-    @rule(name=names, signs=st.lists(st.tuples(ways, pool, conns), max_size=5))
-    def signs_of_life(self, name: str, signs: list[Sign]) -> None:
-        if signs:
-            frames = [[event, uid, {"conn": conn}] for event, uid, conn in signs]
-            assert self.sessions.signs_of_life(name, run_of(*frames)) == []
-
-    @rule(name=names, uid=pool, conn=conns)
-    def logout(self, name: str, uid: Uid, conn: int | None) -> None:
-        self.sessions.logout(name, [(uid, conn)])
-
-    @rule(
-        seconds=st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 2.25, 60.0]),
-        absent=st.sampled_from([0.0, 0.0, 0.25, 300.0]),
-        limit=st.sampled_from([1, 2, 100]),
-    )
-    def time_passes(self, seconds: float, **options: Any) -> None:
-        self.sessions.time_passes(seconds, **options)
-
-    @rule(name=names, timeout=timeouts, is_fresh=st.booleans(), clock_offset=offsets)
-    def hello(self, name: str, **options: Any) -> None:
-        self.sessions.hello(name, **options)
-
-    @rule(name=names)
-    def link_ends(self, name: str) -> None:
-        self.sessions.link_ends(name)
-
-    @rule()
-    def crash(self) -> None:
-        self.sessions.crash()
-
-    @rule(away=st.sampled_from([0.0, 0.25, 600.0]))
-    def planned_stop(self, away: float) -> None:
-        self.sessions.planned_stop(away)
-
-
-@pytest.mark.parametrize("device_separator", ["", "/"], ids=["uids", "devices"])
-def test_presence_keeps_every_rule_of_sessions(
-    wheel_class: WheelClass, device_separator: str
-) -> None:
-    class OnThisWheel(Rules):
-        implementation = wheel_class
-        separator = device_separator
-
-    run_state_machine_as_test(
-        OnThisWheel,
-        settings=settings(BOUNDED, max_examples=examples(150), stateful_step_count=40),
-    )

@@ -1,4 +1,4 @@
-"""Rules of timers that the machine in `test_timetable` does not reach."""
+"""Rules of timers: when they fire, and what answers and cancels do."""
 
 from itertools import pairwise
 from math import ceil, nextafter, ulp

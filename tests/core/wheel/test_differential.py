@@ -29,16 +29,7 @@ from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import Reader, encode
 from liveness.core.wire.link_requests import ActivityBatch, ListedActivity
 from tests.core.link_trace import told
-from tests.helpers.strategies import (
-    BOUNDED,
-    HARD_UIDS,
-    NO_UIDS,
-    conns,
-    examples,
-    pieces,
-    singly,
-    uids,
-)
+from tests.helpers.strategies import BOUNDED, HARD_UIDS, NO_UIDS, conns, examples, uids
 
 _records: Any = pytest.importorskip(
     "liveness.core.wheel._records", exc_type=ImportError
@@ -440,117 +431,6 @@ BROKEN: Final = [
     Raw(piece)
     for piece in (b"\xa2\xff\xfe", b"\xd9\x02\xc3\x28", b"\xa3\xed\xa0\x80", b"\xd4\x01\x01", b"\xc1")
 ]  # fmt: skip
-wrong = st.sampled_from(
-    [*NO_UIDS, *BROKEN, "a" * 255 + "é", [[[]]], {7: 1}, {"k": {"k": {"k": 1}}}]
-)
-good_uids, good_conns = uids | long_uids, st.none() | st.integers(0, 2**63 - 1)
-
-
-@st.composite
-def good_signs(draw: st.DrawFn) -> list[Any]:
-    """A sign of life with nothing wrong."""
-    each = draw(st.lists(st.tuples(good_uids, good_conns), min_size=1, max_size=5))
-    batch = ([uid for uid, _ in each], [conn for _, conn in each])
-    choices: list[tuple[Any, Any]] = [batch, batch, each[0], each[0], ([], [])]
-    uid, conn = draw(st.sampled_from(choices))
-    name = draw(st.sampled_from(["keepalive", "message"]))
-    options = [*[Pairs([("conn", conn)])] * 3, Pairs([("conn", None)]), Pairs(), None]
-    return [name, uid, draw(st.sampled_from(options))][: draw(st.integers(2, 3))]
-
-
-@st.composite
-def odd_signs(draw: st.DrawFn) -> list[Any]:
-    """A sign of life whose name, uids, conns or options may be wrong."""
-    names = ["keepalive", "message", "login", "logout", "where", "ack"]
-    uid = good_uids | wrong
-    one_conn = good_conns | st.integers(-(2**63), 2**64 - 1) | wrong
-    conn = ("conn", draw(one_conn | st.lists(one_conn, max_size=6)))
-    options: list[Any] = [
-        *[Pairs([]), Pairs([conn]), Pairs([conn, ("x", 1)]), Pairs([("x", 1), conn])],
-        *[Pairs([conn, ("conn", 1)]), Pairs([("conns", 1)]), Pairs([("timeout", 5)])],
-        *[None, conn],
-    ]
-    more: list[list[Any]] = [[], [], [None], [1, "more"]]
-    return [
-        draw(st.sampled_from(names)),
-        draw(uid | st.lists(uid, max_size=6)),
-        draw(st.sampled_from(options)),
-        *draw(st.sampled_from(more)),
-    ]
-
-
-keys = (
-    st.text(max_size=9) | long_uids | wrong | st.sampled_from(["k", "k", "", "é" * 128])
-)
-texts = keys | st.integers(4_090, 4_100).map(lambda size: "x" * size) | st.just("a\0b")
-seconds = (
-    st.sampled_from([0, 0.1, 0.0999, 1, 366 * 86_400, 366 * 86_400 + 1, 2**63, True])
-    | st.floats()
-    | st.sampled_from([None, "5", -5])
-)
-
-
-def some_of(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[Pairs]:
-    """A map of these options, each perhaps missing or twice."""
-    pairs = [st.tuples(st.just(name), value) for name, value in options.items()]
-    return st.lists(st.one_of(pairs), max_size=3).map(Pairs)
-
-
-timer_frames = st.one_of(
-    st.tuples(
-        *(st.just("after"), keys, seconds),
-        some_of(payload=texts, ext=keys, other=keys) | st.none(),
-    ),
-    st.tuples(st.just("after"), keys, seconds),
-    st.tuples(st.just("cancel"), some_of(key=keys, ext=keys) | wrong),
-    st.tuples(
-        *(st.sampled_from(["done", "fail"]), keys, st.none() | texts),
-        some_of(seq=st.integers(-1, 3) | wrong, final=st.booleans()) | st.none(),
-    ),
-    st.tuples(st.sampled_from(["done", "fail", "cancel", "after"]), keys),
-    st.tuples(st.sampled_from(["done", "fail", "cancel"]), keys, texts),
-).map(list)
-
-
-OTHERS: Final[list[list[Any]]] = [
-    ["ping", 1], ["list"], ["ack", 3], ["keepalive"], [], HELLO,
-    ["keepaliv", 1], ["messages", 1], ["Message", 7], [Raw(b"\xc4\x07message"), 7],
-    ["after", "k", 5, {"payload": "p", "ext": "e"}], ["after", "k", 0], ["done", "k"],
-    ["fail", "k", "m", {"seq": 3, "final": True}], ["cancel", {"ext": "e"}],
-]  # fmt: skip
-HELLOS: Final = [
-    *[HELLO] * 9,
-    ["hello", {"protocol": 1, "name": "w", "role": "watcher"}],
-]
-
-
-@st.composite
-def streams(draw: st.DrawFn) -> bytes:
-    """All that a gateway may send, right or wrong."""
-
-    def anyhow(ways: list[bytes]) -> bytes:
-        return draw(st.sampled_from(ways))
-
-    good = st.lists(good_signs(), max_size=4)
-    others = odd_signs() | timer_frames | st.sampled_from(OTHERS)
-    sent = [draw(st.sampled_from(HELLOS)), *draw(good)]
-    for frame in draw(st.lists(others, max_size=6)):
-        sent += [frame, *draw(good)]
-    pick: list[Callable[[list[bytes]], bytes]] = [itemgetter(0), anyhow]
-    data = b"".join(written(frame, draw(st.sampled_from(pick))) for frame in sent)
-    cut = draw(st.sampled_from([0, 0, 0, 1, 7]))
-    return data[: len(data) - cut] + draw(st.sampled_from([b"", b"", *BROKEN]))
-
-
-@settings(BOUNDED, max_examples=examples(300))
-@given(streams(), st.lists(st.integers(0, 400), max_size=12))
-def test_a_link_says_the_same_with_either_reader(data: bytes, cuts: list[int]) -> None:
-    whole = told(Reader, [data], LIMITS)
-    for cut in ([data], [*singly(data)], [*pieces(data, cuts)]):
-        assert told(Reader, cut, LIMITS) == whole
-        assert told(_wire.Reader, cut, LIMITS) == whole
-
-
 # Around every border that a uid, a conn or a header of theirs has.
 BORDERS: Final[list[Any]] = [
     *[2**bits + off for bits in (5, 7, 8, 15, 16, 31, 32, 63) for off in (-1, 0)],

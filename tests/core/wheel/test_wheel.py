@@ -17,13 +17,7 @@ from hypothesis import strategies as st
 
 from liveness.core.records import Uid
 from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
-from liveness.core.wheel.wheel import (
-    BAD_UID,
-    OTHER_CONN,
-    OTHER_GATEWAY,
-    UNKNOWN,
-    Wheel,
-)
+from liveness.core.wheel.wheel import BAD_UID, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Wheel
 from liveness.core.wire.link_requests import ListedActivity
 from liveness.core.wire.uids import is_uid
 from tests.helpers.strategies import BOUNDED, HARD_UIDS, NO_UIDS, examples
@@ -192,12 +186,7 @@ class Model:
         return fired
 
     def renew(
-        self,
-        gateway: int,
-        *,
-        until: float,
-        limit: int,
-        most: float = inf,
+        self, gateway: int, *, until: float, limit: int, most: float = inf
     ) -> None:
         flags = {uid: self.flags(uid) for uid in self.entries}
         number = self.wheel.renew(gateway, until=until, limit=limit, most=most)
@@ -522,9 +511,7 @@ def test_users_with_a_fresh_timeout_and_others_do_not_wait_for_each_other(
 # --- what it shows ---------------------------------------------------------------
 
 
-def test_each_user_is_in_the_slot_of_its_deadline(
-    wheel_class: WheelClass,
-) -> None:
+def test_each_user_is_in_the_slot_of_its_deadline(wheel_class: WheelClass) -> None:
     model = Model(wheel_class, timeout=30, slots=30)
     for number in range(29):
         model.open(number, timeout=number + 1.996)  # just before the border of its slot

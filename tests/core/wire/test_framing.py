@@ -150,8 +150,7 @@ def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
     ids=["reserved", "text", "long text", "key"],
 )
 def test_a_fault_is_reported_up_to_the_size_limit_and_not_beyond_it(
-    reader_class: type[Reader],
-    fault: bytes,
+    reader_class: type[Reader], fault: bytes
 ) -> None:
     for size, code in (
         (FRAME_BYTES, Code.BAD_MSGPACK),
@@ -165,16 +164,6 @@ def test_a_fault_is_reported_up_to_the_size_limit_and_not_beyond_it(
             assert read(reader_class, cut, max_batch=100) == ([], code)
 
 
-def test_a_frame_is_looked_into_only_when_it_is_whole(
-    reader_class: type[Reader],
-) -> None:
-    faulty = b"\x93\xa1x\xa1\xff"
-    for cut in ([faulty], singly(faulty)):
-        assert read(reader_class, cut) == ([], None)
-    assert read(reader_class, [faulty, b"\xc0"]) == ([], Code.BAD_MSGPACK)
-    assert read(reader_class, [faulty, b"\xc1"]) == ([], Code.BAD_MSGPACK)
-
-
 def test_a_frame_too_large_is_refused_before_it_is_whole(
     reader_class: type[Reader],
 ) -> None:
@@ -185,15 +174,6 @@ def test_a_frame_too_large_is_refused_before_it_is_whole(
     )
     _, code = read(reader_class, [unfinished, bytes(FRAME_BYTES - len(unfinished) + 1)])
     assert code is Code.TOO_LARGE
-
-
-def test_however_much_comes_none_of_it_piles_up(reader_class: type[Reader]) -> None:
-    frame = encode(["keepalive", "user-1234567"])
-    count = 5 * PIECE_BYTES // len(frame)
-    data = frame * count
-    cut = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
-    taken, code = read(reader_class, cut, max_frame_bytes=len(frame), max_batch=1)
-    assert (len(taken), code) == (count, None)
 
 
 @pytest.mark.parametrize("step", [4_096, PIECE_BYTES, 10**7], ids=str)
@@ -335,18 +315,6 @@ def test_a_frame_may_hold_the_values_of_many_batches_and_not_one_more(
             )
             assert ended is code
             assert bool(taken) is (code is None)
-
-
-def test_values_beyond_the_most_are_counted_and_never_built(
-    reader_class: type[Reader],
-) -> None:
-    # Of each array of one integer an object would be made: 30 MB.
-    row = b"\xdc" + (8_000).to_bytes(2) + b"\x91\x01" * 8_000
-    data = b"\x92\xa1x\xdc\0\x41" + row * 65
-    assert len(data) < 2**20
-    peak, code = peak_of(reader_class, data, max_batch=4_000)
-    assert code is Code.TOO_LARGE
-    assert peak < 2**22
 
 
 def test_a_client_reads_as_many_records_and_rows_as_a_frame_may_have(

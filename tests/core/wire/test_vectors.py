@@ -13,10 +13,7 @@ from referencing import Registry, Resource
 from liveness.core import records
 from liveness.core.changes import Decisions
 from liveness.core.limits import Limits
-from liveness.core.links.conversation import (
-    REFUSED_WINDOW_S,
-    Conversation,
-)
+from liveness.core.links.conversation import REFUSED_WINDOW_S, Conversation
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
 from liveness.core.wheel.wheel import Wheel
@@ -212,9 +209,7 @@ def expected_frames(case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", TO_SIDECAR, ids=name_of)
-def test_bytes_mean_the_frames(
-    case: dict[str, Any],
-) -> None:
+def test_bytes_mean_the_frames(case: dict[str, Any]) -> None:
     data = octets(case)
     expected = expected_frames(case)
     errors = [case["error"]] if "error" in case else []
@@ -266,9 +261,7 @@ FROM_US: Final = schema_of("frames#/$defs/fromSidecar")
 
 
 @pytest.mark.parametrize("case", FROM_SIDECAR, ids=name_of)
-def test_frames_sent_fit_the_schema(
-    case: dict[str, Any],
-) -> None:
+def test_frames_sent_fit_the_schema(case: dict[str, Any]) -> None:
     frames = decoded(octets(case))
     assert exact(frames) == exact(case["frames"])
     for frame in frames:
@@ -419,10 +412,7 @@ def test_the_page_shows_the_features_of_this_version() -> None:
             "values in a frame",
             f"{framing.BATCHES_OF_VALUES} \N{MULTIPLICATION SIGN} max_batch",
         ),
-        (
-            "values in a frame",
-            f"at least {framing.LEAST_VALUES}",
-        ),
+        ("values in a frame", f"at least {framing.LEAST_VALUES}"),
         ("uids in a frame", f"max_batch: {LIMITS.max_batch:,}"),
         ("nesting", f"{framing.MAX_DEPTH} levels"),
         ("uid", f"1 to {uids.MAX_UID_BYTES} bytes, or 0 to 2^63-1"),
@@ -433,10 +423,7 @@ def test_the_page_shows_the_features_of_this_version() -> None:
         ("a timer's key, ext", f"1 to {MAX_KEY_BYTES} bytes"),
         ("a timer's seconds", f"{MIN_AFTER_S} to {MAX_AFTER_S:,} s"),
         ("payload, message", f"{MAX_TEXT_BYTES:,} bytes"),
-        (
-            "refused frames",
-            f"{LIMITS.max_refused:,} within {REFUSED_WINDOW_S:.0f} s",
-        ),
+        ("refused frames", f"{LIMITS.max_refused:,} within {REFUSED_WINDOW_S:.0f} s"),
     ],
 )
 def test_the_page_names_the_limits_of_the_core(what: str, limit: str) -> None:
