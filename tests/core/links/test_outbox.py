@@ -163,11 +163,14 @@ def test_a_link_with_one_reply_too_many_is_full(
     link.queue(*[b"x"] * most)
     assert not link.outbox.is_full
     link.queue(b"x")
+    assert link.outbox.excess[0] == limit
     assert link.outbox.is_full
     assert not link.outbox.is_unread
     link.outbox.blocked(True)
     assert link.outbox.is_unread
-    assert link.outbox.excess[0] == limit
+    link.outbox.take_frames()
+    link.outbox.frames_sent(most + 1)
+    assert not link.outbox.is_full
 
 
 def test_replies_being_written_and_lists_count_as_waiting() -> None:
@@ -179,9 +182,26 @@ def test_replies_being_written_and_lists_count_as_waiting() -> None:
     assert link.outbox.take_up_list()
     assert link.outbox.is_full
     link.outbox.list_begins()
+    link.queue(b"c")
     assert not link.outbox.is_full
+    link.queue(b"d")
+    assert link.outbox.is_full
     link.outbox.list_sent()
-    link.outbox.frames_sent(2)
+    assert not link.outbox.is_full
+
+
+def test_what_a_broken_link_had_to_send_does_not_count() -> None:
+    link = Link(max_replies=0)
+    link.queue(b"a")
+    link.outbox.queue(LIST)
+    link.outbox.take_frames()
+    link.outbox.take_up_list()
+    link.outbox.list_put_off(("limits.max_spool_bytes", "no room"), is_hopeless=True)
+    link.outbox.broken()
+    assert (link.outbox.is_broken, link.outbox.has_replies) == (True, False)
+    assert not link.outbox.is_full
+    assert link.outbox.add_waiting(1) is None
+    link.outbox.list_begins()  # it was being made
 
 
 def test_above_the_bound_of_all_links_those_with_unread_replies_are_full() -> None:
@@ -305,6 +325,14 @@ def test_a_cursor_follows_acks_and_what_does_not_concern_the_link(link: Link) ->
     link.reading.seq = 9
     link.outbox.follow(5)
     assert link.cursor == 9
+
+
+def test_a_cursor_stays_at_what_was_processed_of_what_was_received(link: Link) -> None:
+    link.send_records(1, 2, 3, until=5)
+    link.outbox.acknowledge(Ack(3, 1), 5)
+    assert (link.outbox.unacked, link.cursor) == (0, 1)
+    link.outbox.acknowledge(Ack(3, 3), 5)
+    assert link.cursor == 5
 
 
 def test_while_records_are_written_the_position_is_that_before_them(link: Link) -> None:

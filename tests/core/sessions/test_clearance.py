@@ -96,6 +96,13 @@ def test_a_new_link_is_given_time_to_send_what_it_had_collected(
     assert gateway.clearance(now, hold=HOLD_S) == (silence, now - HOLD_S, NEVER, why)
 
 
+def test_a_new_link_of_a_gateway_without_users_is_cleared_at_once(
+    pinging: GatewayState,
+) -> None:
+    pinging.empty_at = 100.0
+    assert pinging.clearance(100.0, hold=HOLD_S).silence == 100.0
+
+
 def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
     gateway: GatewayState,
 ) -> None:
@@ -433,6 +440,14 @@ def test_a_gateway_that_was_heard_during_a_pause_is_mute_no_later(
     gateway.reading_resumed(200.0)
     assert gateway.absence(210.0) is None
     assert gateway.absence(210.5) == MUTE
+
+
+def test_letting_go_of_a_link_that_was_read_changes_nothing(
+    gateway: GatewayState,
+) -> None:
+    gateway.empty_at = 150.0
+    gateway.reading_resumed(150.0)
+    assert gateway.clearance(150.0, hold=HOLD_S) == (150.0, 90.0, NEVER, None)
 
 
 def test_a_gateway_whose_link_ends_while_unread_is_away(gateway: GatewayState) -> None:

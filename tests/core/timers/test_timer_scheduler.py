@@ -164,15 +164,19 @@ def absent(rig: Rig, seconds: float) -> None:
     rig.timetable.turned(rig.now, is_absent=True)
 
 
+@pytest.mark.parametrize("is_asleep", [False, True])
 def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
-    wheel_class: WheelClass,
+    wheel_class: WheelClass, *, is_asleep: bool
 ) -> None:
     rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
     rig.after("k", 1)
     rig.wait(1.1)
     assert len(rig.log) == 1
     rig.wait(10)
-    absent(rig, 100)
+    if is_asleep:
+        rig.sleep(100)
+    else:
+        absent(rig, 100)
     rig.wait(49)
     assert rig.timer("k").state == "fired"
     rig.wait(1.2)

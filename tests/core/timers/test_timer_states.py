@@ -269,6 +269,22 @@ def test_the_ladder_goes_on_for_a_day_and_ends(rig: Rig) -> None:
     assert (timer.state, timer.attempts, timer.next) == (FAILED, 16, None)
 
 
+@pytest.mark.parametrize("before", [PENDING, FAILED, DONE])
+def test_an_operator_has_a_timer_fire_now_as_if_for_the_first_time(
+    rig: Rig, before: str
+) -> None:
+    fired(rig)
+    if before == DONE:
+        rig.done("k")
+    else:
+        rig.fail("k", final=before == FAILED)
+    assert state(rig) == before
+    rig.try_again("k")
+    rig.try_again("unknown")
+    records = rig.wait(SOON_S)
+    assert [it.attempt for it in records] == ([] if before == DONE else [1])
+
+
 def test_a_seq_that_no_record_of_its_timer_has_had_answers_nothing(rig: Rig) -> None:
     seq = fired(rig)
     for answer in (rig.done, rig.fail):
