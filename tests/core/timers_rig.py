@@ -8,15 +8,15 @@ in the order in which they were given, and one reading is under way at a time.
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
-from liveness.core.changes import Decisions
+from liveness.core.changes import Changes, Decisions
 from liveness.core.records import Instant, TimerRecord
 from liveness.core.timer_states import (
     RETRY_POLICY,
-    CancelTimer,
     RetryPolicy,
     TimerCommand,
     TimerState,
@@ -31,6 +31,7 @@ from liveness.core.timers.timer_scheduler import (
 )
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.link_requests import After, Answer, Cancel
+from liveness.testing.scripted_disk import ScriptedDisk
 
 # An engine sleeps no shorter; and a ring that is begun must not keep it awake for ever.
 LEAST_S: Final = 0.0005
@@ -38,20 +39,14 @@ MOST_READINGS: Final = 10_000
 PLENTY: Final = 10**9
 
 
-class Given(NamedTuple):
-    """What one transaction is to write."""
-
-    orders: list[TimerCommand]
-    records: list[TimerRecord]
-
-
 @dataclass
 class Reading:
-    """Of timers in hand, or of a window; `rows` once it was read."""
+    """Of claimed timers, or of a window; what was found once it was read."""
 
-    window: LoadedWindow | None
-    numbers: list[int]
-    rows: list[Due] | list[Coming] | None = None
+    window: LoadedWindow | None = None
+    numbers: Sequence[int] = ()
+    rows: list[Due] | None = None
+    coming: list[Coming] | None = None
 
 
 class Rig:
@@ -73,7 +68,8 @@ class Rig:
         self.max_live, self.max_loaded = max_live, max_loaded
         self.rows_at_once, self.taken_at_once = rows_at_once, taken_at_once
         self.slots = slots  # of a second each
-        self.table: dict[int, Due] = {}
+        self.disk = ScriptedDisk()
+        self.table = self.disk.timers
         self.log: list[TimerRecord] = []
         self.handed: dict[str, int] = {}  # up to which seq; a gateway that is not: all
         self.mono, self.wall_ms = 5_000.123, 1_750_000_000_000
@@ -86,7 +82,7 @@ class Rig:
         """Begin a process; forget the last one."""
         self.absences = [(-inf, self.state_s)]
         self.decided = Decisions(max((one.seq for one in self.log), default=0) + 1)
-        self.given: deque[Given] = deque()
+        self.given: deque[Changes] = deque()
         self.written: tuple[list[TimerCommand], TimerTransaction] | None = None
         self.reading: Reading | None = None
         self.timetable = TimerScheduler(
@@ -110,8 +106,7 @@ class Rig:
 
     @property
     def states(self) -> Counter[str]:
-        """How many timers the table has in each state."""
-        return Counter(row.timer.state for row in self.table.values())
+        return self.disk.states()
 
     @property
     def live(self) -> list[TimerState]:
@@ -128,12 +123,10 @@ class Rig:
     def give(self) -> bool:
         """Give the writer the decisions; return whether there were any."""
         changes = self.decided.take()
-        if not changes:
-            return False
-        records = [one for one in changes.records if isinstance(one, TimerRecord)]
-        assert len(records) == len(changes.records) == changes.ends
-        self.given.append(Given(changes.commands, records))
-        return True
+        if changes:
+            assert len(changes.records.timers) == len(changes.records) == changes.ends
+            self.given.append(changes)
+        return bool(changes)
 
     def write(self, most: int = PLENTY) -> bool:
         """Write this many batches of given commands; return whether there were any."""
@@ -141,10 +134,11 @@ class Rig:
             return False
         orders: list[TimerCommand] = []
         for _ in range(min(most, len(self.given))):
-            lot = self.given.popleft()
-            orders += lot.orders
-            self.log += lot.records
-        done = TimerTransaction(orders, self._found(orders), self.retry_policy)
+            changes = self.given.popleft()
+            orders += changes.commands
+            self.log += changes.records.timers
+        found = [row.timer for row in self.table.values()]
+        done = TimerTransaction(orders, found, self.retry_policy)
         for timer in done.changed:
             former = self.table.get(timer.id)
             payload = done.payloads[timer.id] if former is None else former.payload
@@ -167,24 +161,6 @@ class Rig:
         while self.write():
             self.tell()
 
-    def _found(self, orders: list[TimerCommand]) -> list[TimerState]:
-        """Of each key the newest; and the live ones of each ext."""
-        keys = {(order.gateway, order.key) for order in orders}
-        exts = {
-            (it.gateway, it.ext)
-            for it in orders
-            if isinstance(it, CancelTimer) and it.ext
-        }
-        timers = [row.timer for row in self.table.values()]
-        newest = {
-            (it.gateway, it.key): it for it in timers if (it.gateway, it.key) in keys
-        }
-        found = {it.id: it for it in newest.values()}
-        found |= {
-            it.id: it for it in timers if it.is_live and (it.gateway, it.ext) in exts
-        }
-        return [*found.values()]
-
     # --- readings ---------------------------------------------------------------
 
     def begin_reading(self, *, of_due: bool) -> bool:
@@ -193,54 +169,43 @@ class Rig:
             return False
         if of_due:
             if numbers := self.timetable.take(self.taken_at_once):
-                self.reading = Reading(None, numbers)
+                self.reading = Reading(numbers=numbers)
         elif window := self.timetable.window():
             window = window._replace(limit=min(window.limit, self.rows_at_once))
-            self.reading = Reading(window, [])
+            self.reading = Reading(window)
         return self.reading is not None
 
     def read(self) -> None:
         """Take the snapshot of the reading under way, if it was not taken."""
         reading = self.reading
-        if reading is None or reading.rows is not None:
+        if reading is None or reading.rows is not None or reading.coming is not None:
             return
         if reading.window is None:
-            rows = (self.table[it] for it in reading.numbers if it in self.table)
-            reading.rows = [row for row in rows if row.timer.is_live]
-            return
-        low, number, until, limit = reading.window
-        coming = sorted(
-            (it.next, it.id, it.gateway)
-            for it in self.live
-            if it.next is not None
-            and (low, number) < (it.next, it.id) <= (until, PLENTY)
-        )
-        reading.rows = [Coming(n, gateway, at) for at, n, gateway in coming[:limit]]
+            reading.rows = self.disk.due(reading.numbers)
+        else:
+            reading.coming = self.disk.coming(reading.window)
 
     def hand_in(self) -> list[float]:
-        """Hand in the rows; return the lateness of each timer that fired."""
+        """Hand in what was read; return the lateness of each timer that fired."""
         reading, self.reading = self.reading, None
-        if reading is None:
-            return []
-        assert reading.rows is not None
-        if reading.window is not None:
-            coming = [one for one in reading.rows if isinstance(one, Coming)]
-            self.timetable.fill(reading.window, coming)
-            return []
-        rows = [one for one in reading.rows if isinstance(one, Due)]
-        names = {timer.gateway for timer, _ in rows}
-        delivered = {name: self.was_handed(name) for name in names}
-        return self.timetable.fire(rows, self.now, delivered)
+        if reading is not None and reading.window is not None:
+            assert reading.coming is not None
+            self.timetable.fill(reading.window, reading.coming)
+        elif reading is not None:
+            assert reading.rows is not None
+            # A gateway that is not named was handed all of its records.
+            delivered = {
+                timer.gateway: self.handed.get(timer.gateway, PLENTY)
+                for timer, _ in reading.rows
+            }
+            return self.timetable.fire(reading.rows, self.now, delivered)
+        return []
 
     def fail_reading(self) -> None:
         """Have the reading under way fail."""
         if self.reading is not None:
             self.reading = None
             self.timetable.reading_failed()
-
-    def was_handed(self, gateway: str) -> int:
-        """As the server knows it: up to which seq a gateway was handed its records."""
-        return self.handed.get(gateway, PLENTY)
 
     # --- as the service runs ----------------------------------------------------
 
