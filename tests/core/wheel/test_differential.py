@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, product
-from math import inf, nan
+from math import inf
 from operator import itemgetter
 from typing import Any, Final
 
@@ -462,49 +462,3 @@ def test_a_link_says_the_same_at_every_border_of_a_sign_of_life(way: int) -> Non
             stream = [HELLO, ["keepalive", "u"], *sent]
             data = b"".join(written(frame, pick) for frame in stream)
             assert told(_wire.Reader, [data], limits) == told(Reader, [data], limits)
-
-
-# Around every border of what is in a frame about timers.
-TEXTS: Final[list[Any]] = [
-    *[*BORDERS, *BROKEN, 1.5, {"k": "k"}, ["k"], "\0", "a\0b", Raw(b"\xd4\x01\x01")],
-    *["a" * size for size in (4_095, 4_096, 4_097)], "é" * 2_048, "é" * 2_049,
-]  # fmt: skip
-NUMBERS: Final[list[Any]] = [
-    *[*BORDERS, *BROKEN, 3, 3.0, 0.1, 0.0999, -0.0, inf, -inf, nan, 1e308, "5"],
-    *[31_622_400, 31_622_400.0, 31_622_400.1, 31_622_401, Raw(b"\xca\x40\x40\0\0")],
-]  # fmt: skip
-GOOD_OPTIONS: Final = [("payload", "p"), ("ext", "e"), ("other", 1), ("payload", None)]
-
-
-def timers_at_borders() -> Iterator[list[Any]]:
-    for text in TEXTS:
-        yield from (["after", text, 3], ["done", text], ["done", "k", text])
-        yield from (["fail", text, "m"], ["fail", "k", text], ["cancel", text])
-        yield from (["cancel", {name: text}] for name in ("key", "ext", "kez"))
-        yield ["cancel", Pairs([("key", text), ("ext", text)])]
-        yield from (["after", "k", 3, {name: text}] for name in ("payload", "ext"))
-        yield from (["after", "k", 3, text], ["done", "k", "m", text])
-        yield from (
-            [name, text, text, text, text] for name in ("after", "done", "fail")
-        )
-        yield ["after", "k", 3, Pairs([(text, "p")])]
-    for number in NUMBERS:
-        yield from (["after", "k", number], ["after", "k", number, {"ext": "e"}])
-        for name in ("done", "fail"):
-            yield [name, "k", "m", {"seq": number}]
-            yield [name, "k", "m", Pairs([("seq", 1), ("seq", number)])]
-            yield [name, "k", "m", {"seq": number, "final": True}]
-    for pairs in product(GOOD_OPTIONS, repeat=2):
-        yield ["after", "k", 3, Pairs(pairs)]
-        yield ["after", "k", 3, Pairs([*pairs, ("ext", "last")])]
-    for name, count in product(("after", "cancel", "done", "fail"), range(5)):
-        yield [name, *["k"] * count]
-
-
-@pytest.mark.parametrize("way", [0, -1], ids=["shortest", "longest"])
-def test_a_link_says_the_same_at_every_border_of_a_timer(way: int) -> None:
-    pick: Callable[[list[bytes]], bytes] = itemgetter(way)
-    for frame in timers_at_borders():
-        sent = [HELLO, ["done", "before"], frame, ["cancel", {"key": "behind"}]]
-        data = b"".join(written(value, pick) for value in sent)
-        assert told(_wire.Reader, [data], LIMITS) == told(Reader, [data], LIMITS)
