@@ -69,7 +69,6 @@ SAMPLE: Final = (
 # What runs git, and can do so there: where there is a clone, for patches, and on clones
 # that it makes.
 RUN_GIT: Final = {
-    "tests/audit/test_audit.py",
     "tests/helpers/changes.py",
     "tests/helpers/tree.py",
     "tests/lab/bench/test_bench.py",
