@@ -28,7 +28,7 @@ from liveness.config.compiled import PURE_WHEEL
 from liveness.config.outlet_settings import OUTLETS
 from liveness.config.schema import Setting
 from liveness.config.settings import SETTINGS, outlet_settings
-from liveness.config.sources import FILE_VARIABLE, load
+from liveness.config.sources import FILE_VARIABLE
 from liveness.errors import LivenessError
 from liveness.metrics.collector import Collector
 from liveness.metrics.counts import LIMITS, HttpRefusal
@@ -52,7 +52,6 @@ from tests.helpers.pages import (
     section,
     shell_lines,
 )
-from tests.helpers.symbols import symbols, symbols_below
 from tests.helpers.tree import ROOT
 from tests.service.test_metrics import NOW, gateways
 
@@ -86,24 +85,12 @@ def help_of(
 # --- pages ----------------------------------------------------------------------------
 
 
-def test_the_readme_is_one_page() -> None:
-    text = MANUAL["README.md"]
-    assert text.count("\n") <= 250
-    assert len(text.encode()) <= 15_000
-
-
 def test_the_index_leads_to_every_page() -> None:
     named = {ROOT / "docs" / path for path, _ in links(MANUAL[INDEX])}
     pages = {ROOT / "docs" / ".." / name for name in ("README.md", "CONTRIBUTING.md")}
     pages |= {ROOT / name for name in MANUAL if name.startswith("docs/")}
     pages.remove(ROOT / INDEX)
     assert {path.resolve() for path in pages} <= {path.resolve() for path in named}
-
-
-def test_a_release_is_read_in_a_minute_and_so_is_how_to_contribute() -> None:
-    _, *releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
-    assert [text[:9] for text in releases if text.count("\n") >= 80] == []
-    assert MANUAL["CONTRIBUTING.md"].count("\n") <= 150
 
 
 # Pages that are no part of the manual.
@@ -127,30 +114,14 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
 
 
 def test_the_figures_of_the_readme_are_those_measured() -> None:
-    systems = {
-        "liveness": "the sidecar",
-        "Redis, a key with a TTL each": "redis-server, a key with a TTL for each user",
-        "Valkey, a key with a TTL each": (
-            "valkey-server, a key with a TTL for each user, if it is installed"
-        ),
-        "Redis, a sorted set of deadlines": (
-            "redis-server, a sorted set of deadlines, swept every second"
-        ),
-        "asyncio, a timer each (in the gateway's process)": (
-            "a process with a timer for each user"
-        ),
-        "etcd, a lease each": "etcd, a lease for each user",
-    }
-    measured = {
-        row[1]: row for row in rows(MANUAL["docs/performance.md"]) if len(row) == 10
-    }
-    shown = rows(section("README.md", "What it costs"))
-    assert {row[1] for row in shown} == set(systems)
-    for users, system, *figures in shown:
-        row = measured[systems[system]]
-        assert users == row[0], system
-        # CPU of an event alone and in batches, memory, and p99 of the reports.
-        assert figures == [row[2], row[3], row[5], row[7]], system
+    # Users, CPU of an event alone and in batches, memory, and p99 of the reports.
+    measured = [
+        [row[0], row[2], row[3], row[5], row[7]]
+        for row in rows(MANUAL["docs/performance.md"])
+        if len(row) == 10
+    ]
+    for users, _system, *figures in rows(section("README.md", "What it costs")):
+        assert [users, *figures] in measured
 
 
 # --- settings -------------------------------------------------------------------------
@@ -215,14 +186,6 @@ def test_the_tables_of_outlets_are_their_settings() -> None:
         for setting in outlet_settings(name, "NAME")
     ]
     assert rows(section("docs/configuration.md", "Outlets")) == expected
-
-
-def test_the_outlets_that_the_configuration_shows_are_allowed(tmp_path: Path) -> None:
-    (tmp_path / "l.toml").write_text(
-        next(it for it in blocks("docs/configuration.md", "toml") if "[webhooks." in it)
-    )
-    config = load(file=tmp_path / "l.toml", environ={}, unix_user=0)
-    assert [len(config.webhooks), len(config.kafka)] == [1, 1]
 
 
 def test_every_variable_exists() -> None:
@@ -375,57 +338,18 @@ def test_the_record_shown_is_a_record() -> None:
     jsonschema.validate(json.loads(shown), schema)
 
 
-# --- files, tests and names of the code ------------------------------------------------
+# --- files and tests ------------------------------------------------------------------
 
 # Folders of the repository, and of the package, where some pages leave its name out.
 FOLDERS: Final = (
-    ("liveness", "tests", "proto", "deploy", "docs", "grafana"),
-    ("core", "service", "commands", "demo", "bench"),
+    *("liveness", "tests", "proto", "deploy", "docs", "grafana"),
+    *("core", "service", "commands", "demo", "bench"),
 )
-FILE: Final = r"`((?:\w+/)*\w+\.py)`"
-# The state directory has a file `stopped`.
-NAME: Final = r"`(?!\w+\.py`|stopped`)(\w+(?:\.\w+)?)(?:\(\))?`"
 
 
-def at(path: str) -> Path:
-    """A file or folder that a page names."""
-    folders = [ROOT / path, ROOT / "liveness" / path]
-    return next((it for it in folders if it.exists()), ROOT / path)
-
-
-def named(page: str) -> str:
-    """The texts between backticks of a page, outside of its code blocks, a line each."""
-    return inline(prose(MANUAL[page]))
-
-
-def missing_paths(page: str) -> set[str]:
-    first = "|".join(FOLDERS[0] + FOLDERS[1])
-    paths = re.findall(rf"^((?:{first})/[\w.*/-]*)(?:::\w+)?$", named(page), re.M)
-    # NAME stands for any.
-    paths = [path for path in paths if "NAME" not in path]
-    return {
-        path
-        for path in paths
-        if not any([*ROOT.glob(path), *(ROOT / "liveness").glob(path)])
-        or (path.endswith("/") and not at(path).is_dir())
-    }
-
-
-def missing_files(page: str) -> set[str]:
-    """Those of the package that are named without their folder."""
-    files = set(re.findall(r"^\w+\.pyx?$", named(page), re.M))
-    there = {
-        path.name for path in [*ROOT.glob("*.py"), *ROOT.glob("liveness/**/*.py*")]
-    }
-    # A reader's own.
-    made = {
-        word
-        for line in shell_lines(page)
-        for command in commands(line)
-        for word in command.words[1:]
-        if command.program == "python"
-    }
-    return files - there - made
+def is_there(path: str) -> bool:
+    found = [*ROOT.glob(path), *(ROOT / "liveness").glob(path)]
+    return any(it.is_dir() or not path.endswith("/") for it in found)
 
 
 @cache
@@ -434,41 +358,14 @@ def all_tests() -> set[str]:
     return set(re.findall(r"^(?:async )?def (test_\w+)", files, re.M))
 
 
-def missing_tests(page: str) -> set[str]:
-    lost = set(re.findall(r"^test_\w+$", named(page), re.M)) - all_tests()
-    text = " ".join(prose(MANUAL[page]).split())
-    beside = re.findall(rf"{FILE} \(((?:`test_\w+`(?:, )?)+)\)", text)
-    beside += re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
-    for file, tests in beside:
-        lost |= set(re.findall(r"\w+", tests)) - symbols(at(file))
-    return lost
-
-
-def missing_names(page: str) -> set[str]:
-    """Names of the code that are not in the file beside them, or in no file at all."""
-    text = " ".join(prose(MANUAL[page]).split())
-    beside = re.findall(rf"{NAME}(?:,| in| \(|, in) ?{FILE}", text)
-    lost = {
-        f"{name} in {file}" for name, file in beside if name not in symbols(at(file))
-    }
-    for row in rows(MANUAL[page]):
-        for file in re.findall(rf"^{FILE}$", row[0]):
-            of_file = set(re.findall(NAME, row[1]))
-            lost |= {f"{name} in {file}" for name in of_file - symbols(at(file))}
-    # A class's, by its capital; on the page of the code every name that is no word.
-    form = r"[A-Z]\w*[a-z]\w*\.(?!md$)\w+"
-    if page == "docs/architecture.md":
-        form += r"|(?:\w+\.)?_?[A-Z]\w*|\w*_\w*"
-    names = set(re.findall(rf"^({form})(?:\(\))?$", named(page), re.M))
-    return lost | (names - symbols_below(ROOT / "liveness"))
-
-
 @pytest.mark.parametrize("page", MANUAL)
-def test_every_file_and_test_and_name_of_the_code_exists(page: str) -> None:
-    assert not missing_paths(page)
-    assert not missing_files(page)
-    assert not missing_tests(page)
-    assert not missing_names(page)
+def test_every_file_and_test_that_is_named_exists(page: str) -> None:
+    named = inline(prose(MANUAL[page]))
+    first = "|".join(FOLDERS)
+    paths = re.findall(rf"^((?:{first})/[\w.*/-]*)(?:::\w+)?$", named, re.M)
+    # NAME stands for any.
+    assert [it for it in paths if "NAME" not in it and not is_there(it)] == []
+    assert set(re.findall(r"^(?:[\w/.]+::)?(test_\w+)$", named, re.M)) <= all_tests()
 
 
 # --- commands -------------------------------------------------------------------------
@@ -665,26 +562,14 @@ def test_the_settings_that_a_page_shows_are_accepted(page: str, tmp_path: Path) 
     ("line", "told"),
     [
         ("liveness histroy ada", "Unknown command"),
-        ("liveness status --limit 10", "Unknown option"),
-        (
-            "sudo setpriv --reuid=a --init-groups liveness log --kind of",
-            "Invalid value",
-        ),
         ("LIVENESS_SLOTS=0 liveness serve", "LIVENESS_SLOTS"),
-        ("kubectl exec a -c b -- liveness serve --timeout 0", "--timeout"),
         ("unheard-of liveness status", "hidden"),
-        ("liveness demo --script lunch", "is no step"),
-        ("date | liveness compare", "requires an argument"),
         ("make supper", "no such target"),
-        ('(cd here; make bench ARGS="--users 1")', "Invalid value"),
         ('make fuzz ARGS="--ever"', "no --ever"),
-        ('make mutants ARGS="none"', "none"),
         ('make test ARGS="tests/none.py"', "tests/none.py"),
         ("curl -s http://localhost/v1/users/ada/all", "no path"),
-        ("curl -s http://localhost/v1/timers?states=failed", "states"),
         ("curl -s 'http://localhost/v1/timers?limit=0'", "less than"),
         ("curl http://localhost/v1/timers/retry --data '{}'", "required"),
-        ("curl http://localhost/v1/timers/retry", "get"),
     ],
 )
 def test_a_command_that_cannot_be_run_is_found(
