@@ -1,4 +1,4 @@
-"""Runs the targets under libFuzzer, and says how far it got.
+"""Runs the targets under libFuzzer, which says how far it got and what it found.
 
 Each begins with its committed corpus, `corpus/<target>`, and with the vectors. What is
 found beyond them is forgotten at the end, unless it is asked to be kept: then the corpus
@@ -11,12 +11,10 @@ its bytes in `proto/vectors`.
 
 import argparse
 import importlib.util
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -37,24 +35,6 @@ MOST_BYTES: Final = {"wire": 200, "link": 250, "presence": 128, "server": 200}
 # has to take a bounded time and memory.
 MOST_S: Final = 10
 MOST_MIB: Final = 192
-# Of what libFuzzer says about a finding, so much.
-TOLD_LINES: Final = 40
-
-_DONE: Final = re.compile(
-    r"^#\d+\s+DONE\s+cov: (?P<edges>\d+) ft: (?P<features>\d+) "
-    r"corp: (?P<inputs>\d+)/(?P<size>\w+) .*exec/s: (?P<rate>\d+) rss: (?P<rss>\d+)Mb",
-    re.MULTILINE,
-)
-_RUNS: Final = re.compile(r"^stat::number_of_executed_units:\s+(\d+)", re.MULTILINE)
-_LEFT: Final = re.compile(r"Test unit written to (.+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    target: str
-    runs: int
-    told: str  # a line, or the text of a finding
-    is_clean: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,15 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    outcomes = []
-    for target in [asked.target] if asked.target else TARGETS:
-        runs = asked.runs or RUNS[target]
-        outcomes.append(fuzz(target, runs, seed=asked.seed, is_kept=asked.keep))
-        print(outcomes[-1].told, flush=True)
-    findings = sum(not outcome.is_clean for outcome in outcomes)
-    ran = sum(outcome.runs for outcome in outcomes)
-    print(f"{ran:,} runs, {findings} findings")
-    return 1 if findings else 0
+    targets = [asked.target] if asked.target else [*TARGETS]
+    failed = [
+        target
+        for target in targets
+        if not fuzz(
+            target, asked.runs or RUNS[target], seed=asked.seed, is_kept=asked.keep
+        )
+    ]
+    for target in failed:
+        print(
+            f"fuzz: a finding of {target}, named above; again: make fuzz "
+            'ARGS="--replay FILE"'
+        )
+    return 1 if failed else 0
 
 
 def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -90,8 +75,6 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="what is found anew")
     parser.add_argument("--replay", type=Path, help="this input, once, and no other")
     asked = parser.parse_args(arguments)
-    if asked.runs is not None and asked.runs < 1:
-        parser.error(f"--runs is {asked.runs}; it must be 1 or more")
     if asked.replay is not None:
         asked.target = asked.target or asked.replay.name.partition("-")[0]
         if asked.target not in TARGETS:
@@ -99,17 +82,17 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def fuzz(target: str, runs: int, *, seed: int, is_kept: bool) -> Outcome:
-    """Run one target so often, or until its first finding."""
+def fuzz(target: str, runs: int, *, seed: int, is_kept: bool) -> bool:
+    """Run one target so often, or until its first finding; whether there was none."""
     committed = CORPUS / target
     FINDINGS.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
-        found, begun = Path(folder, "found"), Path(folder, "seeds")
-        found.mkdir()
-        begun.mkdir()
+        found, begun, kept = (Path(folder, it) for it in ("found", "seeds", "kept"))
+        for place in (found, begun, kept):
+            place.mkdir()
         for number, data in enumerate(seeds(target)):
             (begun / str(number)).write_bytes(data)
-        said = _drive(
+        is_clean = _drive(
             target,
             f"-runs={runs}",
             f"-seed={seed}",
@@ -118,60 +101,20 @@ def fuzz(target: str, runs: int, *, seed: int, is_kept: bool) -> Outcome:
             f"-rss_limit_mb={MOST_MIB}",
             f"-artifact_prefix={FINDINGS / target}-",
             "-print_final_stats=1",
+            "-verbosity=0",
             *map(str, (found, committed, begun)),
         )
-        outcome = told(target, said.returncode, said.stdout)
-        if outcome.is_clean and is_kept:
-            keep(target, [committed, found, begun], Path(folder, "kept"))
-    return outcome
+        if is_clean and is_kept:
+            merged = _drive(
+                target, "-merge=1", *map(str, (kept, committed, found, begun))
+            )
+            if not merged:
+                raise RuntimeError("the corpus could not be merged")
+            shutil.rmtree(committed)
+            shutil.copytree(kept, committed)
+    return is_clean
 
 
-def keep(target: str, of: Sequence[Path], folder: Path) -> None:
-    """Make the fewest inputs of these folders that reach all that they do the corpus."""
-    folder.mkdir()
-    said = _drive(target, "-merge=1", str(folder), *map(str, of))
-    if said.returncode:
-        raise RuntimeError(f"the corpus could not be merged: {said.stdout[-2_000:]}")
-    shutil.rmtree(CORPUS / target)
-    shutil.copytree(folder, CORPUS / target)
-
-
-def told(target: str, code: int, said: str) -> Outcome:
-    """The messages of libFuzzer, for a person."""
-    ran = _RUNS.search(said)
-    runs = int(ran[1]) if ran else 0
-    done = _DONE.search(said)
-    if code == 0 and done is not None:
-        line = (
-            f"{target}: {runs:,} runs, {int(done['rate']):,} a second; coverage "
-            f"{int(done['edges']):,} edges, {int(done['features']):,} features; corpus "
-            f"{int(done['inputs']):,} inputs, {done['size']}; {done['rss']} MiB"
-        )
-        return Outcome(target, runs, line, is_clean=True)
-    left = _LEFT.search(said)
-    lines = [
-        *said.splitlines()[-TOLD_LINES:],
-        f"{target}: a finding after {runs:,} runs",
-    ]
-    if left is None:
-        lines.append(
-            f"{target}: libFuzzer ended with exit code {code} and left no input"
-        )
-    else:
-        path = Path(left[1]).relative_to(ROOT)
-        lines.append(
-            f'{target}: left in {path}; again: make fuzz ARGS="--replay {path}"'
-        )
-    return Outcome(target, runs, "\n".join(lines), is_clean=False)
-
-
-def _drive(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.drive", target, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+def _drive(target: str, *arguments: str) -> bool:
+    command = [sys.executable, "-m", "tests.fuzz.drive", target, *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
