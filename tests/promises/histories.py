@@ -84,11 +84,6 @@ def moved(history: History) -> dict[str, Any]:
     return record(history, seq_of(history, uid="moving", kind="moved"))
 
 
-def without_began(history: History) -> None:
-    for link in history.links:
-        for sent in link.sent:
-            if sent.frame[0] == "login":
-                sent.frame[2].pop("began", None)
 
 
 def decided_at(history: History, seq: int) -> float:

@@ -4,8 +4,6 @@ import re
 from copy import deepcopy
 from math import inf
 
-import pytest
-
 from tests.helpers.tree import ROOT
 from tests.promises.checker import PROMISES, broken_promises
 from tests.promises.histories import (
@@ -19,9 +17,8 @@ from tests.promises.histories import (
     record,
     seq_of,
     silent,
-    without_began,
 )
-from tests.promises.run_history import Conn, Delivered, History, Sent
+from tests.promises.run_history import Delivered, History
 
 
 def breaches(history: History) -> set[str]:
@@ -85,18 +82,6 @@ def test_an_end_that_is_missing_is_reported(history: History) -> None:
     assert "3" in breaches(history)
 
 
-@pytest.mark.parametrize(
-    ("stalls", "is_due"),
-    [([(16.0, 22.0)], True), ([(16.0, 22.0)] * 6, True), ([(16.0, 50.0)], False)],
-)
-def test_an_end_is_due_once_the_disk_has_let_the_sidecar_read(
-    history: History, stalls: list[tuple[float, float]], *, is_due: bool
-) -> None:
-    nowhere(history, reader(history).delivered[-1].record["seq"])
-    history.troubles += [(*stall, "disk stalls") for stall in stalls]
-    assert ("3" in breaches(history)) is is_due
-
-
 def test_an_end_that_comes_twice_is_reported(history: History) -> None:
     again = dict(record(history, silent(history)))
     last = reader(history).delivered[-1].record
@@ -144,27 +129,6 @@ def test_what_a_pong_covered_and_the_log_lacks_is_reported(history: History) -> 
     assert breaches(history) == {"4"}
 
 
-def test_a_login_may_be_lost_to_a_session_that_a_boot_made_seem_newer(
-    history: History,
-) -> None:
-    link = gateway(history)
-    place = next(n for n, it in enumerate(link.sent) if it.at > 4.0)
-    at = link.sent[place].at
-    history.conns[99] = Conn(99, "moving", "gw-0", 1, at, None)
-    link.sent.insert(place, Sent(at, ["login", "moving", {"conn": 99, "age": 0.0}]))
-
-    def is_reported() -> bool:
-        return any("and lost" in it for it in broken_promises(PLAN.terms, history))
-
-    assert is_reported()
-    history.boots.append(3.0)
-    zero_ms = history.wall[0][1]
-    history.wall += [(3.0, zero_ms + 1_000), (3.001, zero_ms)]
-    assert is_reported()
-    history.wall[1] = (3.0, zero_ms - 1_000)
-    assert not is_reported()
-
-
 def test_a_logout_that_nobody_sent_is_reported(history: History) -> None:
     link = gateway(history)
     link.sent = [it for it in link.sent if it.frame[0] != "logout"]
@@ -181,16 +145,6 @@ def test_an_older_connection_that_displaces_a_newer_one_is_reported(
             if frame[0] == "login" and frame[2]["conn"] == conn:
                 frame[2]["age"] = at - 1.0
     assert "6" in breaches(history)
-
-
-def test_a_login_that_lay_unread_counts_from_when_it_was_read(history: History) -> None:
-    it = moved(history)
-    new, old = history.conns[it["conn"]], history.conns[it["from_conn"]]
-    without_began(history)
-    # Written half a second before it is noted to have been in the socket.
-    history.conns[new.conn] = new._replace(opened_at=new.opened_at - 0.5)
-    history.conns[old.conn] = old._replace(opened_at=new.opened_at - 0.1)
-    assert breaches(history) == set()
 
 
 def test_silence_of_a_gateway_that_was_not_there_is_reported(history: History) -> None:
@@ -264,21 +218,3 @@ def test_a_refusal_and_a_fault_of_the_sidecar_are_reported(history: History) -> 
     history.faults.append("a fault of the sidecar")
     assert breaches(history) == {"0"}
     assert len(broken_promises(PLAN.terms, history)) == 2
-
-
-def test_a_boot_with_a_clock_that_was_behind_makes_the_next_one_no_longer() -> None:
-    history = History(boots=[10.0, 20.0])
-    history.wall += [(0.0, 0), (10.0, -(10**12)), (20.0, 1_000)]
-    assert history.passed(0.0, 30.0) == 31.0
-
-
-def test_a_boot_with_a_clock_that_was_behind_may_lose_time_of_before() -> None:
-    history = History(boots=[10.0])
-    history.wall += [(0.0, 0), (10.0, -1_000), (20.0, 0)]
-    assert history.may_lose_time(9.0, 11.0)
-    assert not history.may_lose_time(11.0, 30.0)
-    history.wall[1] = (10.0, 1_000)
-    assert not history.may_lose_time(9.0, 11.0)
-    assert not history.may_lose_time(9.0, 30.0)
-    history.wall[1:] = []  # no clock was set
-    assert not history.may_lose_time(9.0, 30.0)
