@@ -154,7 +154,6 @@ END = record(5, 9_000, seen=8_000)
         (5_000, Evidence(False, [END, LOGIN], True), "alive", "online here, offline here 4.000 s after that (silence): heard 3.000 s after that"),
         (8_500, Evidence(False, [END], True), "online", "online here, offline here 0.500 s after that (silence): last heard 0.500 s before that"),
         (8_500, Evidence(True, [record(6, 9_000, kind="moved", reason="login"), LOGIN], True), "alive", "online here: heard 0.500 s after that"),
-        (9_500, Evidence(False, [END, LOGIN], True), "already", "offline here already, 0.500 s before that (silence)"),
         (9_500, Evidence(True, [record(7, 9_600, kind="online", reason="login"), END, LOGIN], True), "already", "offline here already, 0.500 s before that (silence)"),
         (500, Evidence(True, [LOGIN], True), "unknown", "not known here before that"),
         (500, Evidence(False, [], False), "unknown", "not known here before that, as far back as was searched"),

@@ -10,8 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import chain, count, zip_longest
-from math import inf
+from itertools import count
 from typing import Any, Final
 
 import anyio
@@ -19,13 +18,13 @@ import trio
 
 import liveness
 from liveness.client import dialer, reconnecting_link, reports
-from liveness.client.dialer import Dialer, SidecarLink, remedy_of
+from liveness.client.dialer import Dialer, SidecarLink
 from liveness.client.inbox import Inbox
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.reports import Reports
 from liveness.core.wire.framing import Reader, decode, encode
-from liveness.errors import Code, Refused, WireError
+from liveness.errors import Code, Refused
 from liveness.lab.demo import gateway
 
 # A function in the place of another, which is its first argument; or a value.
@@ -33,7 +32,6 @@ Change = Any
 Place = tuple[Any, str, Change]  # where it belongs: its owner and its name
 # No fault: a gateway that breaks no rule.
 INTEGERS: Final = "integers-of-digits"
-CHANGES: Final = ("login", "logout")
 ONLY_READER: Final = Reader(max_frame_bytes=2**24, max_batch=25_000)
 NUMBERS: Final = count(1)
 
@@ -105,24 +103,19 @@ def other_if(is_so: Callable[[Any], object]) -> Place:
 SMALL: Final[dict[str, tuple[int, Any, str, Change]]] = {
     "hello-twice": (1, Client, "hello", lambda was, *args: 2 * was(*args)),
     "conns-as-floats": (2, *event(lambda _, options: options.update(conn=[*map(float, options["conn"])]))),
-    "uids-in-latin-1": (2, reports, "encode", lambda was, frame: was(frame).replace("é".encode(), b"\xe9\xe9")),
     "any-batch": (4, *limits(max_batch=10**6, max_frame=10**6)),
     "any-frame": (4, *limits(max_frame=10**6)),
     "frames-come-whole": (6, Reader, "feed", lambda _, __, data: Reader(max_frame_bytes=2**24, max_batch=25_000)._piece(data)),
-    "half-frames-outlive-their-link": (6, dialer, "Reader", lambda *_, **__: ONLY_READER),
     "acks-known-kinds-only": (7, *record(lambda each: each if each["kind"] in ("offline", "moved", "gap") else None)),
     "ends-at-every-error": (8, dialer, "check_frame", lambda was, frame, name: was(("error", {**frame[1], "fatal": True}) if frame[0] == "error" and frame[1]["code"] in [*Code] else frame, name)),
     "logins-without-conn": (9, *event(lambda name, options: name == "login" and options.pop("conn"))),
     "logins-without-age": (9, *event(lambda _, options: options.pop("age", None))),
     "counts-from-one": (10, liveness.Sidecar, "new_conn", lambda *_: next(NUMBERS)),
-    "large-conns": (10, liveness.Sidecar, "new_conn", lambda *_: time.time_ns()),
     "keepalives-without-conn": (11, *event(lambda name, options: name == "keepalive" and options.pop("conn"))),
     "keepalives-of-the-silent": (13, Reports, "frames", lambda was, self, *args, **more: self.keepalives.update(self.uids) or was(self, *args, **more)),
     "no-logouts": (14, Client, "logout", lambda *_: None),
-    "logouts-before-logins": (14, Reports, "frames", lambda was, *args, **more: sorted(was(*args, **more), key=lambda frame: decode(frame)[0] != "logout")),
     "closes-by-user": (16, Client, "_end_of", lambda was, self, _, reason, each: next((was(self, own, reason, each) for own, uid in self.reports.uids.items() if str(uid) == str(each["uid"])), None)),
     "closes-for-any-gateway": (16, *record(lambda each: each | {"gateway": "gw-1"} if each["kind"] == "offline" else each)),
-    "keeps-the-older-connection": (17, *other_if(lambda each: each.get("from") == each.get("gateway"))),
     "knows-silence-and-moved-only": (17, *other_if(lambda each: each.get("reason") == "gateway_lost")),
     "needs-from-session": (17, *other_if(lambda each: each["kind"] == "moved" and "from_session" not in each)),
     "compares-the-type-of-uids": (17, Client, "_end_of", lambda was, self, conn, reason, each: was(self, conn, reason, each) if type(self.reports.uids.get(conn)) is type(each["uid"]) else None),
@@ -175,52 +168,10 @@ async def stands_while_it_writes(
     return whole
 
 
-@fault(7, Client, "receive")
-def knows_all_frames(original: Any, self: Any, frame: Any) -> Any:
-    if frame[0] not in ("welcome", "notices", "pong", "error", "bye"):
-        raise WireError(Code.UNKNOWN_FRAME, f"what is {frame[0]}?")
-    return original(self, frame)
-
-
 @fault(12)
 def sends_each_line() -> None:
     replace(reconnecting_link, "FLUSH_SHARE", 0.0)
     replace(reconnecting_link, "LEAST_FLUSH_S", 0.001)
-
-
-@fault(14, Client, "_end_of")
-def no_logout_behind_a_record(original: Any, self: Any, conn: int, *args: Any) -> Any:
-    end = original(self, conn, *args)
-    self.reports._logouts.pop(conn, None)
-    return end
-
-
-@fault(14, Reports, "frames")
-def logouts_behind_each_batch_of_logins(
-    original: Any, *args: Any, **options: Any
-) -> Any:
-    written = [*original(*args, **options)]
-    batches = ([f for f in written if decode(f)[0] == event] for event in CHANGES)
-    yield from filter(None, chain.from_iterable(zip_longest(*batches)))
-    yield from (frame for frame in written if decode(frame)[0] not in CHANGES)
-
-
-@fault(14)
-def logins_in_any_order() -> None:
-    """The first two of a user have ages on both sides of a step, by which it is known who
-    is newer: so the order shows with the next two only.
-    """
-    has_age_of_its_own = list[int]()
-
-    def next_changes(original: Any, self: Any) -> Any:
-        if len(self._logins) > 1 and not has_age_of_its_own:
-            has_age_of_its_own.append(oldest := min(self._logins))
-            self._opened[oldest] -= reports.AGE_STEP_S
-        self._logins = dict(reversed(self._logins.items()))
-        return original(self)
-
-    replace(Reports, "_next_changes", next_changes)
-    replace(*SMALL["no-clock"][1:])
 
 
 @fault(15, Reports, "_forget")
@@ -230,47 +181,10 @@ def activity_behind_the_logout(original: Any, self: Any, conn: int) -> None:
     self.keepalives |= kept
 
 
-@fault(18)
-def seqs_outlive_their_log() -> None:
-    highest = [0]
-
-    def is_new(original: Any, self: Any, seq: int) -> Any:
-        is_higher, highest[0] = seq > highest[0], max(seq, highest[0])
-        return original(self, seq) and is_higher
-
-    replace(Inbox, "is_new", is_new)
-
-
 @fault(19, Client, "frames")
 def no_acks(original: Any, self: Any, now: float, *, is_due: bool) -> Any:
     self._acked = 10**9
     return original(self, now, is_due=is_due)
-
-
-@fault(19)
-def acks_before_closing() -> None:
-    async def close_ended(_: Any, self: Any) -> None:
-        async for end in self._sidecar.ended():
-            await trio.sleep(0.3)
-            if connection := self.room.get(end.conn):
-                self._leave(connection)
-                connection.end(end.reason)
-
-    replace(Inbox, "finished", property(lambda self: self.newest))
-    replace(gateway.Gateway, "close_ended", close_ended)
-
-
-@fault(20, Dialer, "_pause_after")
-def no_pauses(original: Any, self: Any, error: Any) -> Any:
-    pause_s = original(self, error)
-    return pause_s if remedy_of(error) else (0.01, 0.01)
-
-
-@fault(20, Dialer, "_pause_after")
-def pauses_begin_anew_at_each_welcome(original: Any, self: Any, error: Any) -> Any:
-    if self._linked_at < inf:
-        self.failures = 0
-    return original(self, error)
 
 
 @fault(21, Dialer, "_pause_after")
@@ -291,48 +205,10 @@ async def ends_at_a_refusal(original: Any, self: Any, error: Any) -> None:
     await original(self, error)
 
 
-@fault(24, gateway.Gateway, "__init__")
-def closes_all_without_a_link(
-    original: Any, self: Any, sidecar: Any, **options: Any
-) -> None:
-    original(self, sidecar, **options)
-
-    def on_state(state: Any) -> None:
-        if state == "away":
-            for connection in [*self.room.values()]:
-                connection.end("no sidecar")
-
-    sidecar._link._on_state = on_state
-
-
-@fault(28, Reports, "pong_received")
-def pongs_confirm_all_that_was_sent(original: Any, self: Any) -> None:
-    self._sent = {}, {}
-    original(self)
-
-
 @fault(28, Reports, "link_lost")
 def sends_nothing_again(original: Any, self: Any) -> None:
     self._sent = self._awaiting_pong = {}, {}
     original(self)
-
-
-@fault(28, Reports, "link_lost")
-def logs_in_what_has_ended(original: Any, self: Any) -> None:
-    original(self)
-    self._opened |= dict.fromkeys(self._logouts, 0.0)
-    self._logins |= self._logouts
-    self._logouts.clear()
-
-
-@fault(29, Client, "welcomed")
-def declares_only_when_shut_out(original: Any, self: Any, welcome: Any) -> Any:
-    if self._was_shut_out:
-        return original(self, welcome)
-    setattr(self.reports, "declare", lambda: None)  # noqa: B010
-    line = original(self, welcome._replace(known=True))
-    del self.reports.declare
-    return line
 
 
 @fault(3, Client, "hello")
@@ -340,14 +216,6 @@ def events_before_welcome(original: Any, self: Any, *args: Any) -> Any:
     users = dict([*self.reports.uids.items()][:3])
     events = encode(["keepalive", [*users.values()], {"conn": [*users]}])
     return original(self, *args) + events
-
-
-@fault(31)
-def breaks_its_promise() -> None:
-    def change(self: Any, options: Any) -> None:
-        options["ping"], self.ping_s = 0.5, 60.0
-
-    replace(*hello(change))
 
 
 def integers_of_digits(original: Any, frame: Any) -> Any:

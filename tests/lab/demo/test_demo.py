@@ -26,7 +26,6 @@ from liveness.lab.demo.script import Step, actions_of, parsed_script
     ("options", "message"),
     [
         ("--seconds 12.9", "12.9 s are too short to show 200 users and a timeout of"),
-        ("--seconds 5 --timeout 2.1", "use --seconds 5.1 or more"),
         ("--users 501 --timeout 1", "use --users 500 or less, or a longer --timeout"),
         (
             "--script lunch",
@@ -79,9 +78,8 @@ def test_a_script_is_followed_in_order_of_time() -> None:
 @pytest.mark.parametrize(
     ("hosts", "step"),
     [
-        *((1, "5 dance"), (1, "5"), (1, ""), (1, "nan silence"), (1, "40 silence")),
-        *((1, "5 gateway 2"), (1, "5 stop nan"), (1, "5 stop 3 4")),
-        *((3, "5 host 4"), (3, "5 gateway")),
+        *((1, "5 dance"), (1, ""), (1, "nan silence"), (1, "40 silence")),
+        *((1, "5 gateway 2"), (1, "5 stop nan"), (3, "5 host 4"), (3, "5 gateway")),
     ],
 )
 def test_a_bad_script_says_what_where_and_what_to_do(hosts: int, step: str) -> None:
@@ -131,7 +129,7 @@ def test_the_lines_show_all_actions_and_a_few_records() -> None:
     assert lines.lines() == []
 
 
-@pytest.mark.parametrize("size", [(20, 5), (1, 1), (80, 24)])
+@pytest.mark.parametrize("size", [(1, 1), (80, 24)])
 def test_a_picture_never_outgrows_its_terminal(size: tuple[int, int]) -> None:
     lines = fitted([Text("x" * 100)], [f"record {n}" for n in range(50)], *size)
     assert len(lines) == size[1]
