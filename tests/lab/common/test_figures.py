@@ -15,6 +15,12 @@ def test_a_floor_may_be_reached_and_not_passed(value: float, verdict: str) -> No
     assert as_table([figure]).splitlines()[1].endswith(verdict)
 
 
+def test_a_figure_without_a_floor_has_no_verdict() -> None:
+    figure = Figure("steady", "load CPU", 9.0, "%")
+    assert figure.is_met is None
+    assert as_table([figure]).splitlines()[1].endswith("9 %")
+
+
 def test_a_floor_of_what_was_not_measured_is_missed_and_says_why() -> None:
     figure = Figure("cost", "growth", math.nan, "x", 2.5)
     assert figure.is_met is False

@@ -95,6 +95,14 @@ def test_what_it_has_started_ends_with_it(tmp_path: Path, *, ends: bool) -> None
     assert has_ended(int(it.address))
 
 
+async def test_trio_waits_for_its_start_and_its_end(tmp_path: Path) -> None:
+    with program(tmp_path, WAITS) as it:
+        it.launch()
+        await it.until_ready()
+        it.signal(signal.SIGINT)
+        assert await it.ended() == -signal.SIGINT
+
+
 def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 import re, signal, sys

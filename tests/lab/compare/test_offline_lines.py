@@ -55,7 +55,7 @@ def test_every_user_is_told_apart_as_in_our_own_lines(uid: str | int) -> None:
         ('{"uid": 1.5, "at": 1789000030004}', '"uid" is 1.5: it must be'),
         ('{"uid": "", "at": 1789000030004}', "'' is no uid: a string of 1 to 255 bytes"),
         *((f'{{"uid": "ada", "at": {at}}}', f'"at" is {at}: it must be Unix milliseconds (1789000030004), Unix seconds (1789000030.004), or ISO 8601 with a zone (')
-          for at in ("true", "NaN", "Infinity", "999999999", "10000000000", "1789000030004000", '"2026-09-10T00:27:10"', '"9999-12-31T23:59:59+00:00"')),
+          for at in ("true", "NaN", "Infinity", "999999999", "10000000000", "1789000030004000", '"2026-09-10T00:27:10"', '"14:03"', '"9999-12-31T23:59:59+00:00"')),
         *((json.dumps({"uid": value, "at": AT}), "uid") for value in NO_UIDS if not isinstance(value, bytes)),
     ],
 )  # fmt: skip

@@ -103,6 +103,7 @@ def other_if(is_so: Callable[[Any], object]) -> Place:
 SMALL: Final[dict[str, tuple[int, Any, str, Change]]] = {
     "hello-twice": (1, Client, "hello", lambda was, *args: 2 * was(*args)),
     "conns-as-floats": (2, *event(lambda _, options: options.update(conn=[*map(float, options["conn"])]))),
+    "uids-in-latin-1": (2, reports, "encode", lambda was, frame: was(frame).replace("é".encode(), b"\xe9\xe9")),
     "any-batch": (4, *limits(max_batch=10**6, max_frame=10**6)),
     "any-frame": (4, *limits(max_frame=10**6)),
     "frames-come-whole": (6, Reader, "feed", lambda _, __, data: Reader(max_frame_bytes=2**24, max_batch=25_000)._piece(data)),
@@ -111,6 +112,7 @@ SMALL: Final[dict[str, tuple[int, Any, str, Change]]] = {
     "logins-without-conn": (9, *event(lambda name, options: name == "login" and options.pop("conn"))),
     "logins-without-age": (9, *event(lambda _, options: options.pop("age", None))),
     "counts-from-one": (10, liveness.Sidecar, "new_conn", lambda *_: next(NUMBERS)),
+    "large-conns": (10, liveness.Sidecar, "new_conn", lambda *_: time.time_ns()),
     "keepalives-without-conn": (11, *event(lambda name, options: name == "keepalive" and options.pop("conn"))),
     "keepalives-of-the-silent": (13, Reports, "frames", lambda was, self, *args, **more: self.keepalives.update(self.uids) or was(self, *args, **more)),
     "no-logouts": (14, Client, "logout", lambda *_: None),

@@ -213,6 +213,15 @@ async def test_a_full_gateway_refuses_connections_until_somebody_leaves() -> Non
         await room.enter("bob")
 
 
+async def test_a_user_who_comes_again_stays_on_the_newer_connection(room: Room) -> None:
+    old, _ = await room.enter("ann")
+    await room.reported()
+    new, conn = await room.enter("ann")
+    assert [await old.line(), await old.line()] == [{"bye": "moved"}, None]
+    assert await new.ask('{"ping": 1}') == {"pong": 1}
+    assert list(room.gateway.room) == [conn]
+
+
 async def test_a_user_who_does_not_read_is_cut_off_and_the_others_go_on(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
