@@ -106,16 +106,6 @@ def kept(reports: Reports) -> int:
 # --- each connection once ------------------------------------------------------------
 
 
-def test_a_connection_that_speaks_often_is_reported_once() -> None:
-    reports = reports_of(("ada", 1), ("bob", 2))
-    for _ in range(100):
-        keepalive(reports, "ada", 1)
-        message(reports, "bob", 2)
-    assert reports.pending == 2
-    assert told(reports) == [("message", "bob", 2), ("keepalive", "ada", 1)]
-    assert reports.pending == 0
-
-
 # In each, the connections 1 and 2, of ada and bob, were logged in and confirmed before.
 SENT_AFTER_STEPS: Final = """\
 keepalive ada 1, message ada 1 -> message ada 1
@@ -170,27 +160,15 @@ def test_users_who_come_and_go_without_a_link_leave_nothing(
 ) -> None:
     reports = reports_of(("stays", 0))
     before = kept(reports)
-    for n in range(20_000):
+    for n in range(100):
         own = None if conn is None else n + 1
-        login(reports, n % 1_000, own)
-        keepalive(reports, n % 1_000, own)
-        reports.logout(n % 1_000, own)
+        login(reports, n % 10, own)
+        keepalive(reports, n % 10, own)
+        reports.logout(n % 10, own)
         keepalive(reports, "stays", 0)
     assert kept(reports) == before + 1
     assert reports.pending == 1
     assert reports.ignored == 0
-
-
-def test_an_outage_in_which_all_users_leave_keeps_one_logout_of_each() -> None:
-    reports = reports_of(*((n, n) for n in range(1_000)))
-    for n in range(1_000):
-        for _ in range(3):
-            keepalive(reports, n, n)
-        reports.logout(n, n)
-    assert reports.pending == 1_000
-    assert {event for event, _, _ in told(reports)} == {"logout"}
-    confirm(reports)
-    assert kept(reports) == 0
 
 
 # --- conns -----------------------------------------------------------------------------
@@ -420,28 +398,6 @@ def test_each_users_logins_stay_in_their_order_however_they_are_written(
     assert reports.pending == 0
 
 
-def test_a_frame_of_hard_uids_is_divided_until_each_part_is_small_enough() -> None:
-    reports = Reports(FIRST_CONN)
-    for n in range(100):
-        login(reports, f"{n:03}" + "é" * 126, 2**62 + n)
-    written = [*framed(reports, max_frame_bytes=1_000)]
-    assert max(map(len, written)) <= 1_000
-    assert len(written) < 60
-    assert [one[2] - 2**62 for frame in written for one in flat(decode(frame))] == [
-        *range(100)
-    ]
-
-
-def test_signs_of_life_that_come_while_frames_are_written_come_with_the_next() -> None:
-    reports = reports_of(("ada", 1), ("bob", 2))
-    keepalive(reports, "ada", 1)
-    writing = framed(reports)
-    next(writing)
-    keepalive(reports, "bob", 2)
-    assert list(writing) == []
-    assert told(reports) == [("keepalive", "bob", 2)]
-
-
 def test_keepalives_of_a_connection_closed_while_frames_are_written_are_dropped() -> (
     None
 ):
@@ -582,13 +538,6 @@ def test_ages_are_true_to_a_tenth_of_a_second_and_shared_within_it() -> None:
             assert 0 <= age - options["age"] <= AGE_STEP_S + 1e-3
 
 
-def test_the_age_of_a_day_is_true_to_seconds() -> None:
-    reports = Reports(FIRST_CONN)
-    login(reports, "ada", 1, at=0.0)
-    ((_, _, options),) = frames(reports, 86_400.0)
-    assert 86_400 - 8 <= options["age"] <= 86_400
-
-
 def test_a_bounded_number_of_logins_is_sent_at_once_and_no_keepalive_before() -> None:
     reports = Reports(FIRST_CONN)
     for n in range(2 * MAX_CHANGES_PER_WRITE + 1):
@@ -599,18 +548,6 @@ def test_a_bounded_number_of_logins_is_sent_at_once_and_no_keepalive_before() ->
         assert events == {"login"}, "no sign of life is told before its login"
         assert reports.has_backlog == bool(left)
         assert reports.pending - len(reports.keepalives) == left
-
-
-def test_a_login_that_is_sent_again_keeps_the_age_of_its_first_report() -> None:
-    reports = Reports(FIRST_CONN)
-    login(reports, "ada", 1, at=-50.0)
-    (first,) = frames(reports, 0.0)
-    reports.link_lost()
-    login(reports, "ada", 1, at=9.0)
-    (again,) = frames(reports, 10.0)
-    assert (first[2]["age"], again[2]["age"]) == pytest.approx(
-        (50, 60), abs=AGE_STEP_S + 1e-3
-    )
 
 
 def test_a_timeout_holds_until_the_next_login() -> None:

@@ -179,9 +179,3 @@ def test_timers_without_a_task_are_remarked_on_once() -> None:
     assert [bool(remark) for remark in remarks] == [True, False, False, False]
     assert remarks[0] is not None
     assert "'a:1' has fired, and there is no task for it" in remarks[0]
-
-
-def test_there_is_no_remark_if_a_task_takes_the_timer() -> None:
-    tasks = TaskQueues()
-    tasks.add_task("a", 1)
-    assert tasks.add(attempt(1, "a")) is None

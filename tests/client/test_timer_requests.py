@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from liveness.client.timer_requests import (
     MAX_AFTER_S,
     MAX_CONTENT_BYTES,
-    MAX_REQUESTS_PER_WRITE,
     MIN_AFTER_S,
     POSTPONED_S,
     TimerRequests,
@@ -223,21 +222,6 @@ def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
     assert (requests.pending, requests.unconfirmed) == (1, 1)
 
 
-def test_only_the_newest_command_about_a_key_is_sent() -> None:
-    requests = TimerRequests()
-    after(requests, "a", 1)
-    after(requests, "a", 2, payload="new")
-    after(requests, "b")
-    requests.cancel("b", None)
-    requests.cancel("c", None)
-    after(requests, "c", 3)
-    assert told(requests) == [
-        ("after", "a", 2.0, {"payload": "new"}),
-        ("cancel", {"key": "b"}),
-        ("after", "c", 3.0),
-    ]
-
-
 def test_a_timer_is_sent_with_the_seconds_that_are_left() -> None:
     requests = TimerRequests()
     after(requests, "a", 60, now=100.0)
@@ -367,16 +351,6 @@ def test_a_timer_without_room_is_sent_again_with_the_seconds_that_are_left() -> 
 
 
 # --- bounds --------------------------------------------------------------------------
-
-
-def test_many_timer_commands_are_sent_in_batches() -> None:
-    requests = TimerRequests()
-    for n in range(MAX_REQUESTS_PER_WRITE + 1):
-        after(requests, str(n))
-    assert len(told(requests)) == MAX_REQUESTS_PER_WRITE
-    assert requests.has_unsent
-    assert keys(told(requests)) == [f"after {MAX_REQUESTS_PER_WRITE}"]
-    assert requests.unconfirmed == MAX_REQUESTS_PER_WRITE + 1
 
 
 def test_waiting_commands_are_bounded_and_may_always_be_replaced(

@@ -1,8 +1,6 @@
 """`liveness.watch`: records over restarts, acknowledged, and questions beside them."""
 
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -101,20 +99,6 @@ async def soon(watch: Watch) -> RecordMap:
 # --- records, under every loop --------------------------------------------------------
 
 
-def test_records_come_once_and_in_order_over_restarts_of_the_sidecar(run: Run) -> None:
-    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
-        async with read_by(script, after=0) as watch:
-            await report(gateway, "ada", "bob")
-            assert [(await anext(watch))["uid"] for _ in "ab"] == ["ada", "bob"]
-            for end in (script.stop, script.crash):
-                end()
-                script.start()
-                await report(gateway, f"after {end.__name__}")
-                assert (await anext(watch))["uid"] == f"after {end.__name__}"
-
-    run(main)
-
-
 def test_a_program_that_starts_again_goes_on_behind_the_last_finished_record(
     run: Run,
 ) -> None:
@@ -126,21 +110,6 @@ def test_a_program_that_starts_again_goes_on_behind_the_last_finished_record(
         async with read_by(script, name="mailer", after=0) as watch:
             # Not finished: the loop had not come back. `after` is for a new name.
             assert [(await anext(watch))["uid"] for _ in "be"] == ["bob", "eve"]
-
-    run(main)
-
-
-def test_a_user_who_is_back_soon_was_not_away(run: Run) -> None:
-    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
-        gateway.login("ada", conn=(conn := gateway.new_conn()))
-        await gateway.flush()
-        gateway.logout("ada", conn=conn)
-        await gateway.flush()
-        await report(gateway, "ada", "bob")
-        # An offline that was there at the start may have come before: see `core.sessions.damping`.
-        async with read_by(script, after=0, settle_s=5) as watch:
-            assert [(await anext(watch))["seq"] for _ in "abc"] == [1, 3, 4]
-            assert watch.damping.left_out == 1
 
     run(main)
 
@@ -518,14 +487,6 @@ async def test_a_batch_is_finished_as_a_whole(peer: LogPeer) -> None:
         await peer.acked(3)
 
 
-async def test_a_reader_without_a_name_acknowledges_nothing(peer: LogPeer) -> None:
-    async with reading(peer) as watch:
-        await peer.append("online")
-        await peer.append("online")
-        assert await seqs(watch, 2) == [1, 2]
-    assert peer.acks == []
-
-
 @pytest.mark.usefixtures("_no_acks_by_time")
 async def test_a_new_link_acknowledges_again_what_the_one_before_may_have_lost(
     peer: LogPeer, nursery: trio.Nursery
@@ -739,17 +700,6 @@ async def test_another_reader_of_its_name_ends_it(peer: LogPeer, strict: bool) -
     assert len(peer.hellos) == 1
 
 
-async def test_a_reader_names_the_process_that_took_its_name(peer: LogPeer) -> None:
-    async with reading(peer, name="mailer") as watch:
-        await peer.append("online")
-        (name, options) = error("replaced")
-        await peer.close(name, {**options, "pid": 17})
-        assert await seqs(watch, 1) == [1]
-        with pytest.raises(liveness.Replaced, match="process 17 said hello") as raised:
-            await soon(watch)
-    assert raised.value.pid == 17
-
-
 @pytest.mark.parametrize("code", ["not-allowed", "bad-hello"])
 async def test_a_strict_one_is_ended_by_a_refusal(peer: LogPeer, code: str) -> None:
     async with reading(peer, strict=True) as watch:
@@ -889,43 +839,3 @@ def test_leaving_ends_the_loop_of_another_thread(tmp_path: Path) -> None:
     thread.join(SOON_S)
     assert not thread.is_alive()
     assert taken == []
-
-
-FORKING = """
-import os, sys
-import liveness
-
-without_thread = liveness.watch(sys.argv[1])
-with liveness.watch_sync(sys.argv[1]) as watch:
-    batches = watch.batches()
-    assert watch.online("ada") == set()
-    if not (child := os.fork()):
-        for use in (lambda: watch.list(), lambda: next(watch), lambda: next(batches),
-                    lambda: without_thread.position):
-            try:
-                use()
-            except liveness.ReportError as error:
-                print(error, flush=True)
-    else:
-        assert os.waitpid(child, 0)[1] == 0
-        assert watch.online("ada") == set()
-"""
-
-
-def test_a_watch_from_before_a_fork_is_refused_in_the_child() -> None:
-    with (
-        start_blocking_portal("trio") as portal,
-        portal.wrap_async_context_manager(scripted_sidecar(within=SOON_S)) as script,
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", FORKING, script.path],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    lines = done.stdout.splitlines()
-    assert len(lines) == 4
-    for line in lines:
-        assert "made before a fork" in line
-        assert "in each worker after the fork" in line
