@@ -8,20 +8,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
-from random import Random
 from time import CLOCK_MONOTONIC, clock_gettime, time_ns
 from typing import Any
 
 import anyio
 import anyio.abc
 import pytest
-from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
-import liveness
-from liveness.core.timer_states import RETRY_POLICY
 from liveness.testing import (
     MAX_REPLIES,
     START_WALL_MS,
@@ -100,17 +95,6 @@ async def test_a_user_falls_silent_at_its_timeout_and_not_before(
     assert script._host.parts.firing.early == 0
 
 
-async def test_time_in_pieces_is_as_long_as_in_one(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await gateway.send(["login", "ada"])
-    for _ in range(299):
-        await script.pass_time(0.1)
-    assert script.users
-    await script.pass_time(0.1)
-    assert not script.users
-
-
 async def test_in_a_long_time_each_falls_silent_at_its_own_moment(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
@@ -134,28 +118,6 @@ async def test_what_was_written_before_time_passes_counts(
             await gateway.send(["keepalive", "ada"])
         assert set(script.users) == {"ada"}
         assert summary(await gateway.records()) == [("eve", "offline", "silence", None)]
-
-
-async def test_users_of_a_gateway_that_went_are_lost_with_it(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", ["ada", "eve"]], ["login", "bob", {"timeout": 1}])
-        await script.online("bob")
-    await script.until(lambda: not script.links)
-    await script.pass_time(1)
-    assert set(script.users) == {"ada", "bob", "eve"}, "it has a second to come back"
-    await script.pass_time(0.1)
-    assert (await script.offline("bob"))["reason"] == "gateway_lost"
-    await script.pass_time(28)
-    async with gateways(script, "gw") as gateway:
-        assert summary(await gateway.records()) == [
-            ("bob", "offline", "gateway_lost", None)
-        ]
-        await gateway.send(["keepalive", "ada"])
-        await script.pass_time(2)
-        assert (await script.offline("eve"))["reason"] == "silence"
-        assert set(script.users) == {"ada"}
 
 
 async def test_the_newer_connection_is_found_by_ages_on_the_loops_clock(
@@ -381,21 +343,6 @@ async def test_a_gateway_that_leaves_its_replies_unread_is_refused(
         tasks.cancel_scope.cancel()
 
 
-async def test_events_of_a_replaced_link_count_even_if_the_newer_is_read_first(
-    script: ScriptedSidecar,
-) -> None:
-    async with await anyio.connect_unix(script.path) as stream:
-        await script.until(lambda: script._host.shell.sockets)
-        async with gateways(script, "gw") as older:
-            with script.not_reading():
-                await stream.send(packed(["hello", {"protocol": 1, "name": "gw"}]))
-                await older.send(["login", "ada"])
-            assert set(script.users) == {"ada"}
-            (error,) = await older.expect("error")
-            assert error["code"] == "replaced"
-            assert script.links == {"gw": 0}
-
-
 # --- disk and restarts
 
 
@@ -435,45 +382,6 @@ async def test_a_crash_forgets_what_no_pong_has_covered(
         assert again.welcome["next"] == 2
 
 
-async def test_a_full_disk_holds_back_a_welcome_and_not_the_reason_of_an_end(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    with script.disk_full():
-        newer = await anyio.connect_unix(script.path)
-        await newer.send(packed(hello("gw")))
-        await gateway.send(["ping", "never answered"])
-        (error,) = await gateway.expect("error")
-        assert error["code"] == "replaced"
-        await script.linked("gw")
-    assert (await Gateway(newer).expect("welcome"))[0]["next"] == 1
-    await newer.aclose()
-
-
-async def test_trimmed_records_are_a_gap_for_the_gateways_they_concerned(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "late", "done", "other") as (late, done, other):
-        for gateway, uid in ((late, "ada"), (done, "eve")):
-            await gateway.send(["login", uid], ["logout", uid])
-            (record,) = await gateway.records()
-        await done.send(["ack", record["seq"]])
-        await script.until(lambda: script.links == {"late": 1, "done": 0, "other": 0})
-        script.trim()
-        assert script.records == []
-        for gateway in (late, done, other):
-            assert await gateway.has_nothing_to_read()
-    await script.until(lambda: not script.links)
-    async with gateways(script, "late", "done", "other") as (late, done, other):
-        (gap,) = await late.records()
-        assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 1, 5)
-        for gateway in (late, done, other):
-            assert await gateway.has_nothing_to_read()
-        await late.apply(["ack", gap["seq"]])
-        script.drop("late")
-    async with gateways(script, "late") as late:
-        assert await late.has_nothing_to_read()
-
-
 async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
     script: ScriptedSidecar,
 ) -> None:
@@ -497,47 +405,6 @@ async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
         (record,) = await gateway.records()
         assert (record["last"], record["silence"]) == ("message", 80)
         assert record["at"] - record["seen"] == 80_000
-
-
-async def test_a_gateway_that_comes_back_fresh_replaces_its_older_link(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await gateway.send(["login", "ada"])
-    async with gateways(script, "gw", fresh=True):
-        _, error = await gateway.last()
-        assert error["code"] == "replaced"
-        assert (await script.offline("ada"))["reason"] == "gateway_lost"
-
-
-async def test_two_new_names_on_a_full_disk_are_welcomed_afterwards(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await gateway.apply(["login", "ada"])
-    async with (
-        await anyio.connect_unix(script.path) as one,
-        await anyio.connect_unix(script.path) as other,
-    ):
-        with script.disk_full():
-            for stream, name in ((one, "one"), (other, "other")):
-                await stream.send(packed(hello(name)))
-            await script.until(lambda: {"one", "other"} <= {*script.links})
-        for stream in (one, other):
-            await Gateway(stream).expect("welcome")
-
-
-async def test_after_a_crash_no_timeout_counts_that_is_over(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    async with gateways(script, "long", timeout=60) as long:
-        await long.apply(["login", "ada"])
-    async with gateways(script, "long", timeout=10) as long:
-        for _ in range(14):
-            await long.send(["keepalive", "ada"])
-            await script.pass_time(5)
-    script.crash()
-    script.start()
-    await script.pass_time(12)
-    assert script.users == {}
 
 
 async def test_a_new_disk_is_as_full_as_the_old_one(script: ScriptedSidecar) -> None:
@@ -566,26 +433,6 @@ async def test_after_a_restart_a_gateway_has_a_second_to_come_back(
     record = await script.offline("ada")
     assert record["reason"] == "gateway_lost"
     assert 30.51 <= float(str(record["silence"])) <= 30.53
-
-
-async def test_after_a_crash_everyone_has_a_whole_timeout_and_is_restored(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw", timeout=20) as gateway:
-        await gateway.send(["login", ["ada", "eve"]], ["login", "eve", {"timeout": 5}])
-        await script.pass_time(4)
-        script.crash()
-        assert await gateway.receive() is None
-    script.start()
-    async with gateways(script, "gw") as gateway:
-        await script.pass_time(4.9)
-        assert set(script.users) == {"ada", "eve"}
-        await script.pass_time(0.1)
-        assert [r["uid"] for r in await gateway.records()] == ["eve"]
-        await script.pass_time(15)
-        (record,) = await gateway.records()
-        assert record["restored"] is True
-        assert "seen" not in record
 
 
 async def test_under_a_new_log_no_user_and_no_timer_is_known(
@@ -631,18 +478,6 @@ async def test_a_timer_fires_at_its_moment_and_not_before(
     assert script.timers["gw", "tea"].left == 60
 
 
-async def test_timers_of_any_moments_fire_and_time_passes_to_its_end(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    random = Random(1)
-    for n in range(200):
-        await gateway.send(["after", f"k{n}", random.uniform(0.1, 60)])
-    for _ in range(4):
-        await script.pass_time(15)
-    keys = {record["key"] for record in await gateway.records(200)}
-    assert len(keys) == 200
-
-
 async def test_timers_and_silences_come_in_the_order_of_their_moments(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
@@ -651,23 +486,6 @@ async def test_timers_and_silences_come_in_the_order_of_their_moments(
     await script.pass_time(2 * 86_400)
     seen = [r.get("uid") or r["key"] for r in await gateway.records(34)]
     assert [*dict.fromkeys(seen)] == [10, "20", 30, "5000"]
-
-
-async def test_a_timer_without_an_answer_is_tried_again_until_it_fails(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await gateway.send(["after", "never", 1])
-    await script.pass_time(2 * 86_400)
-    attempts = fired(await gateway.records(16))
-    assert [attempt for _, attempt, _ in attempts] == [*range(1, 17)]
-    waits_ms = [
-        later - sooner - RETRY_POLICY.attempt_ms
-        for (_, _, sooner), (_, _, later) in pairwise(attempts)
-    ]
-    assert waits_ms == [*RETRY_POLICY.waits_ms]
-    timer = await script.timer("gw", "never", "failed")
-    assert (timer.attempts, timer.left) == (16, None)
-    assert timer.message == "no answer within 60 s"
 
 
 async def test_time_in_which_nothing_is_read_is_no_missing_answer(
@@ -679,22 +497,6 @@ async def test_time_in_which_nothing_is_read_is_no_missing_answer(
         await gateway.send(["done", "k", "well"])
         await script.pass_time(3_600)
     assert (await script.timer("gw", "k", "done")).message == "well"
-
-
-async def test_a_crash_forgets_what_a_fresh_gateway_skipped(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw", kinds=["moved"]) as gateway:
-        await gateway.apply(["after", "k", 1])
-    await script.until(lambda: not script.links)
-    await script.pass_time(1)
-    with script.disk_full():
-        async with await anyio.connect_unix(script.path) as stream:
-            await stream.send(packed(hello("gw", fresh=True)))
-            await script.linked("gw")
-            script.crash()
-    assert script.timers["gw", "k"].state == "fired"
-    assert script.timers["gw", "k"].attempts == 1
 
 
 async def test_answers_and_cancels_set_the_state_of_a_timer(
@@ -718,18 +520,6 @@ async def test_answers_and_cancels_set_the_state_of_a_timer(
     )
     await script.pass_time(15)
     assert fired(await gateway.records()) == [("again", 2, 16_000)]
-
-
-async def test_a_run_that_was_not_delivered_does_not_end(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.apply(["after", "tea", 1])
-    await script.until(lambda: not script.links)
-    await script.pass_time(3_600)
-    assert (await script.timer("gw", "tea", "fired")).attempts == 1
-    async with gateways(script, "gw") as gateway:
-        assert fired(await gateway.records()) == [("tea", 1, 1_000)]
 
 
 async def test_timers_due_while_the_sidecar_was_away_fire_once_when_it_is_back(
@@ -815,21 +605,6 @@ async def test_its_settings_are_announced_and_hold() -> None:
         assert not script.users
 
 
-async def test_a_timer_too_many_is_refused_and_taken_once_there_is_room() -> None:
-    async with (
-        scripted_sidecar(max_timers=1) as script,
-        gateways(script, "gw") as gateway,
-    ):
-        await gateway.send(["after", "one", 1], ["after", "two", 1])
-        (error,) = await gateway.expect("error")
-        assert "as many timers as timers.max_live allows" in error.pop("message")
-        expected = {"code": "too-many-timers", "fatal": False, "n": 3}
-        assert error == {**expected, "frame": "after", "key": "two"}
-        await gateway.apply(["cancel", {"key": "one"}])
-        await gateway.send(["after", "two", 1])
-        await script.timer("gw", "two", "pending")
-
-
 async def test_what_a_script_cannot_do_is_a_value_error(
     script: ScriptedSidecar,
 ) -> None:
@@ -910,73 +685,3 @@ def test_importing_it_imports_no_event_loop_test_runner_or_service() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert ran.stdout == "set()\n"
-
-
-# --- with the client library --------------------------------------------------------------
-
-
-async def test_the_client_library_is_given_the_ends_of_connections(
-    script: ScriptedSidecar,
-) -> None:
-    async with (
-        liveness.connect(script.path, name="gw-1") as sidecar,
-        liveness.connect(script.path, name="gw-2") as other,
-    ):
-        sidecar.login("ada", conn=1)
-        sidecar.login("eve", conn=2)
-        await sidecar.flush()
-        assert script.users == {"ada": ("gw-1", 1, 1), "eve": ("gw-1", 2, 2)}
-        other.login("eve", conn=9)
-        await script.until(lambda: script.users["eve"].gateway == "gw-2")
-        other.keepalive("eve", conn=9)
-        assert (await script.next_event("eve")).gateway == "gw-1"
-        await script.pass_time(30)
-        ended = []
-        with anyio.fail_after(SOON_S):
-            async for end in sidecar.ended():
-                ended.append((end.uid, end.conn, end.reason))
-                if len(ended) == 2:
-                    break
-        assert ended == [("eve", 2, "moved"), ("ada", 1, "silence")]
-
-
-async def test_the_client_library_reconnects_after_every_kind_of_end(
-    script: ScriptedSidecar, autojump_clock: MockClock
-) -> None:
-    async with liveness.connect(script.path, name="gw") as sidecar:
-        sidecar.login("ada", conn=1)
-        await sidecar.flush()
-        script.drop("gw")
-        await script.linked("gw")
-        script.refuse("gw", "overloaded")
-        await script.linked("gw")
-        script.stop()
-        script.start()
-        await script.linked("gw")
-        with script.disk_full():
-            sidecar.login("eve", conn=2)
-            await script.online("eve")
-            script.crash()
-        script.start()
-        assert set(script.users) == {"ada"}
-        assert await script.online("eve") == ("gw", 2, 2), "what no pong has covered"
-        script.crash()
-        script.start(new_log=True)
-        await script.online("ada")
-        await script.online("eve")
-        conns = {uid: session.conn for uid, session in script.users.items()}
-        assert conns == {"ada": 1, "eve": 2}
-
-
-def test_a_gateway_with_threads_is_tested_from_its_own() -> None:
-    with (
-        start_blocking_portal("asyncio") as portal,
-        portal.wrap_async_context_manager(scripted_sidecar()) as script,
-        liveness.connect_sync(script.path, name="gw") as sidecar,
-    ):
-        sidecar.login("ada", conn=1)
-        sidecar.flush()
-        portal.call(script.pass_time, 30)
-        portal.call(script.offline, "ada")
-        end = next(sidecar.ended())
-        assert (end.uid, end.conn, end.reason) == ("ada", 1, "silence")
