@@ -209,15 +209,6 @@ def test_an_entry_of_the_same_number_is_another_one(stored: Stored) -> None:
     assert read(reader, replica) == [Rollback(0, 100), "+eve", "+kim"]
 
 
-def test_a_reader_that_met_only_the_replica_notices_nothing(stored: Stored) -> None:
-    reader = chain()
-    read(reader, stored)
-    replica = stored.copy()
-    stored.change(100, "+ada")
-    replica.change(200, "+ada")
-    assert read(reader, replica) == ["+ada"]
-
-
 def test_without_a_common_name_all_that_is_kept_follows_again(stored: Stored) -> None:
     """Also what is older by the clock: the one that took over may have another."""
     stored.change(100, "+ada")
@@ -298,17 +289,6 @@ def test_a_list_is_true_at_its_version_though_users_change_meanwhile(
     assert listed == (reader.version, {user.decode() for user in stored.users})
     assert reader.name == stored.name
     assert "-ada" in records
-
-
-def test_after_a_rollback_records_come_first_and_then_the_list(stored: Stored) -> None:
-    reader = chain(lists=True)
-    stored.change(100, "+ada")
-    assert read(reader, stored) == [(100, {"ada"})]
-    replica = stored.copy()
-    stored.change(200, "-ada")
-    read(reader, stored)
-    replica.change(300, "+bob")
-    assert read(reader, replica) == [Rollback(0, 100), "+bob", (300, {"ada", "bob"})]
 
 
 def test_after_redis_was_emptied_the_list_waits_for_the_hosts(stored: Stored) -> None:
@@ -462,13 +442,6 @@ def test_a_record_has_the_name_of_the_login(stored: Stored) -> None:
     events = [event for event, _ in deliveries_of(reader, stored)]
     uids = [event.user for event in events if isinstance(event, ClusterRecord)]
     assert repr(uids) == repr([7, 7, "7", 2**63 - 1])
-
-
-def test_an_integer_of_a_host_of_version_0_2_is_no_user_of_today(
-    stored: Stored,
-) -> None:
-    stored.change(100, "+\x017")
-    assert read(chain(position=f"0.1-{BORN_US}"), stored) == ["+\x017"]
 
 
 # --- damage ---------------------------------------------------------------------------

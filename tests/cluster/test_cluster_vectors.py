@@ -3,14 +3,11 @@
 import json
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator
 from typing import Any, Final
 
-import msgpack
 import pytest
 
 from liveness.cluster.connection import functions
@@ -39,7 +36,6 @@ CASES: Final[list[dict[str, Any]]] = json.loads(
 NOW_US: Final = 1_795_168_800_000_000
 EPOCH: Final = NOW_US // 1_000
 PARTITIONS: Final = 16
-KINDS: Final = {1: "online", 2: "offline", 3: "moved"}
 
 
 def of(what: str) -> pytest.MarkDecorator:
@@ -56,38 +52,22 @@ def block(language: str, has: str) -> str:
     return str(found)
 
 
-# --- bytes, decoded as the page says, and by the product ----------------------------------
+# --- bytes ----------------------------------
 
 
 @of("field")
 def test_a_user_has_its_field_and_partitions(case: dict[str, Any]) -> None:
     user, field = case["user"], bytes.fromhex(case["hex"])
-    assert field == str(user).encode()
     assert field_of(user) == field
     for partitions, number in case["partitions"].items():
-        assert zlib.crc32(field) % int(partitions) == number
         assert partition_of(field, int(partitions)) == number
 
 
 @of("sessions")
 def test_the_bytes_of_sessions(case: dict[str, Any]) -> None:
-    value, rest, read = bytes.fromhex(case["hex"]), bytes.fromhex(case["hex"]), []
-    while rest:
-        (incarnation,) = struct.unpack(">I", rest[:4])
-        gateway, end = 18 + rest[16], 18 + rest[16] + rest[17]
-        read.append(
-            {
-                "incarnation": incarnation,
-                "session": int.from_bytes(rest[4:10], "big"),
-                "since": int.from_bytes(rest[10:16], "big"),
-                "gateway": rest[18:gateway].decode(),
-                "device": rest[gateway:end].decode(),
-            }
-        )
-        rest = rest[end:]
-    assert read == case["sessions"]
+    value = bytes.fromhex(case["hex"])
     found = [*sessions_of(value)]
-    assert [session._asdict() for session in found] == read
+    assert [session._asdict() for session in found] == case["sessions"]
     made = [
         session_bytes(
             it.incarnation,
@@ -103,49 +83,17 @@ def test_the_bytes_of_sessions(case: dict[str, Any]) -> None:
 
 @of("host")
 def test_the_bytes_of_a_host(case: dict[str, Any]) -> None:
-    value, host = bytes.fromhex(case["hex"]), case["host"]
-    read = struct.unpack(">dIBdIIIdd", value[:49])
-    states = {1: "live", 2: "asserting", 3: "lost"}
-    assert [*read[:2], states[read[2]], *read[3:], value[49:].decode()] == [
-        *host.values()
-    ]
-    found = host_of(value)
-    assert found._asdict() | {"state": found.state.name.lower()} == host
+    found = host_of(bytes.fromhex(case["hex"]))
+    assert found._asdict() | {"state": found.state.name.lower()} == case["host"]
 
 
 @of("entry")
 def test_the_bytes_of_an_entry(case: dict[str, Any]) -> None:
     fields = {name: bytes.fromhex(text) for name, text in case["fields"].items()}
-    first = int(case["id"].split("-")[0])
-    assert case["before"] == fields["p"].decode()
-    last = first + int(fields["n"]) - 1
-    assert case["version"] == f"{last}.{fields['t'].decode()}"
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(fields["r"])
-    for version, ((kind, place, *lost), shown) in enumerate(
-        zip(unpacker, case["records"], strict=True), first
-    ):
-        user, host, gateway, session, since, reason, *device = place
-        is_integer, gateway = gateway[0] == "\x01", gateway.lstrip("\x01")
-        uid = int(user) if is_integer else user
-        read = {"kind": KINDS[kind], "version": version, "uid": uid, "host": host}
-        read |= {"gateway": gateway, "session": session, "reason": reason}
-        read |= {"since": since} if since else {}
-        read |= {"device": user + device[0]} if device else {}
-        if lost:
-            _, read["from_host"], read["from"], read["from_session"], *_ = lost[0]
-        assert read.items() <= shown.items()
-        assert shown.keys() - read.keys() == {"partition", "at"}
     raw = {name.encode(): value for name, value in fields.items()}
     entry = entry_of(case["partition"], case["id"].encode(), raw)
     assert (entry.before, entry.name) == (case["before"], case["version"])
     assert [record.as_map() for record in entry.records] == case["records"]
-
-
-def test_the_names_of_the_vectors_are_unique_and_every_sort_has_one() -> None:
-    names = [case["name"] for case in CASES]
-    assert len({*names}) == len(names)
-    assert {case["what"] for case in CASES} == {"field", "sessions", "host", "entry"}
 
 
 # --- a real server, filled by the functions ------------------------------------------------
@@ -258,20 +206,6 @@ def test_the_functions_write_what_the_vectors_have(empty: RedisServer) -> None:
         for case in CASES
         if case["what"] == "entry"
     ]
-
-
-def test_the_bytes_that_the_page_shows_are_those_of_the_vectors() -> None:
-    (entry,) = (it for it in CASES if "a-move-to-a-newer-session" in it["name"])
-    shown = block("", "p  1795168800000001.1001")
-    values = dict(re.findall(r"^([ptn])  (.+)$", shown, re.M))
-    for name, value in values.items():
-        assert bytes.fromhex(entry["fields"][name]).decode() == value
-    packed = re.findall(r"^(?:r ) *((?:[0-9a-f]{2}\b|[0-9a-f ]{2,})+?)  ", shown, re.M)
-    packed += re.findall(r"^   +((?:[0-9a-f]+ ?)+?)  ", shown, re.M)
-    assert "".join(packed).replace(" ", "") == entry["fields"]["r"]
-    (sessions,) = (it for it in CASES if "sessions-of-ada" in it["name"])
-    lines = block("", "chat-9, :phone").splitlines()
-    assert "".join(re.sub(r"  .*| ", "", line) for line in lines) == sessions["hex"]
 
 
 @pytest.fixture

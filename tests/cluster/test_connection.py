@@ -141,27 +141,6 @@ async def test_a_cancelled_call_does_not_disturb_the_others(
         assert connections(redis) == 1
 
 
-def test_it_serves_and_heals_under_asyncio_too(redis: RedisServer) -> None:
-    async def ask() -> None:
-        async with redis_of(redis.settings(), timeout_s=2.0) as conn:
-            assert (await begin(conn))[0] == b"reset"
-            redis.pause()
-            assert (await failure_of(begin(conn))).kind == "timeout"
-            redis.resume()
-            redis.kill()
-            assert (await failure_of(begin(conn))).kind == "connection"
-            redis.start()
-            with anyio.fail_after(SOON_S):
-                while True:
-                    try:
-                        assert (await begin(conn))[0] == b"reset"
-                        return
-                    except CallError:
-                        await anyio.sleep(0.02)
-
-    anyio.run(ask, backend="asyncio")
-
-
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_it_ends_while_it_connects_to_a_server_that_stands_still(
     redis: RedisServer, backend: str
@@ -173,12 +152,6 @@ def test_it_ends_while_it_connects_to_a_server_that_stands_still(
 
     redis.pause()
     anyio.run(leave, backend=backend)
-
-
-async def test_an_error_leaves_the_block_as_it_is(redis: RedisServer) -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with redis_of(redis.settings()):
-            raise ZeroDivisionError
 
 
 async def test_after_its_end_calls_fail(redis: RedisServer) -> None:

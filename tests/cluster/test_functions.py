@@ -213,16 +213,6 @@ def test_a_host_that_knows_the_clock_of_redis_badly_has_the_newest_session_too(
         assert partition.hosts_of_ada() == [2, 1]
 
 
-def test_what_redis_hears_of_late_is_not_the_newest(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    late, other = hosts
-    partition.now += 60
-    other.login(1, age_s=10)
-    late.login(2, age_s=40)
-    assert partition.hosts_of_ada() == [2, 1]
-
-
 def test_a_session_is_not_the_newest_as_its_call_was_under_way_for_long(
     partition: Partition, hosts: tuple[Host, Host]
 ) -> None:
@@ -255,15 +245,6 @@ def test_one_call_changes_many_devices_of_a_user(
         == "ok"
     )
     assert partition.hosts_of_ada() == []
-
-
-def test_in_lists_only_the_age_of_a_session_counts(partition: Partition) -> None:
-    older, newer = Host(partition, "a"), Host(partition, "b")
-    for host in (newer, older):
-        host.begin()
-    newer.list((ADA, 5, 100.0))
-    older.list((ADA, 6, 100.1))
-    assert partition.hosts_of_ada() == [newer.incarnation, older.incarnation]
 
 
 def test_a_list_by_a_clock_that_is_behind_is_asked_for_again(
@@ -319,17 +300,6 @@ def look_for(partition: Partition, seconds: float) -> None:
     while partition.now < until:
         partition.now += LEASE_S / 10
         partition.look()
-
-
-def test_what_is_older_than_keep_s_is_trimmed(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    partition.redis("CONFIG", "SET", "stream-node-max-entries", 1)
-    for session in range(1, 11):
-        hosts[0].login(session)
-        look_for(partition, KEEP_S / 4)
-    kept = [version / 1e6 - partition.now for version in partition.stream()]
-    assert -1.25 * KEEP_S < min(kept) < -0.75 * KEEP_S
 
 
 def test_a_partition_of_unknown_last_look_is_looked_at(

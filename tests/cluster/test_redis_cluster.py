@@ -148,17 +148,6 @@ async def test_a_slot_that_moves(redis_cluster: RedisCluster) -> None:
         assert redis_cluster.master_of(keys.meta) is target
 
 
-async def test_all_masters_emptied_and_functions_lost(
-    redis_cluster: RedisCluster,
-) -> None:
-    async with connected(redis_cluster.settings()) as redis:
-        await begin_all(redis)
-        for node in redis_cluster.masters:
-            node("FLUSHALL")
-            node("FUNCTION", "FLUSH")
-        assert await begin_all(redis) == set()
-
-
 async def test_a_cluster_that_is_away_at_the_start(redis_cluster: RedisCluster) -> None:
     for node in redis_cluster.nodes:
         node.pause()

@@ -11,7 +11,7 @@ import liveness
 from liveness.cluster.cluster_watch import OLDEST, ClusterWatch
 from liveness.cluster.connection import CallError
 from liveness.cluster.events import ClusterEvent, Listed
-from liveness.cluster.format import ClusterRecord, HostState, keys_of
+from liveness.cluster.format import ClusterRecord, keys_of
 from liveness.errors import LivenessError, ReportError
 from tests.helpers.cluster_publisher import ClusterPublisher
 from tests.helpers.redis_servers import SOON_S, RedisServer
@@ -239,24 +239,6 @@ async def test_what_other_programs_wrote_is_refused(
 async def test_a_watch_is_used_with_async_with(watching: Watching) -> None:
     with pytest.raises(ReportError, match="async with"):
         await anext(watching())
-
-
-# --- questions ------------------------------------------------------------------------
-
-
-async def test_questions_are_answered_for_all_hosts(
-    redis: RedisServer, host: ClusterPublisher, watching: Watching
-) -> None:
-    host.online("ada", "bob", 7)
-    async with watching() as watch:
-        places = await watch.where(["bob", "eve", 7])
-        assert [(place.user, place.host, place.gateway) for place in places] == [
-            ("bob", "a", "gw"),
-            (7, "a", "gw"),
-        ]
-        assert await watch.online(["ada", "eve"]) == {"ada"}
-        (row,) = await watch.hosts()
-        assert (row.host, row.sessions, row.state) == ("a", 3, HostState.LIVE)
 
 
 # --- the library ----------------------------------------------------------------------
