@@ -6,10 +6,6 @@ That it goes on over restarts, and where it begins, is `liveness.watch`'s: see
 
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -51,25 +47,6 @@ async def test_after_zero_shows_all_that_is_kept(sidecar: LogPeer) -> None:
     shown = await lines(sidecar, 3, as_json=True)
     assert [json.loads(line) for line in shown] == sidecar.kept
     assert "log" not in sidecar.hellos[0]
-
-
-async def test_only_the_kinds_asked_for_are_shown_and_every_gap(
-    sidecar: LogPeer,
-) -> None:
-    await sidecar.append("online", "online", "offline", "moved", "offline")
-    sidecar.trim(2)
-    shown = await lines(sidecar, 3, kinds=("offline",), as_json=True)
-    kinds = [json.loads(line)["kind"] for line in shown]
-    assert kinds == ["gap", "offline", "offline"]
-    assert sidecar.hellos[-1]["kinds"] == ["offline"]
-
-
-async def test_a_user_who_was_back_soon_is_not_shown_away(sidecar: LogPeer) -> None:
-    for kind in ("online", "offline", "online"):
-        await sidecar.append(kind, uid="ada")
-    # The first offline was there before: it may have been shown by an earlier command.
-    shown = await lines(sidecar, 2, settle_s=5, as_json=True)
-    assert [json.loads(line)["seq"] for line in shown] == [1, 3]
 
 
 async def test_count_ends_it_in_the_middle_of_a_frame(sidecar: LogPeer) -> None:
@@ -230,45 +207,3 @@ def test_a_socket_without_permission_is_reported() -> None:
         reported
         == "not allowed to connect to /s: run this as its user, or in its group"
     )
-
-
-# --- as a process ---------------------------------------------------------------------
-
-
-async def started(path: Path, stdout: int) -> trio.Process:
-    """`liveness watch` in a process of its own, once it says that it watches."""
-    process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "liveness", "watch", "--socket", str(path)],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": ""},
-    )
-    assert process.stderr
-    with trio.fail_after(2 * SOON_S):
-        assert b"linked to" in await process.stderr.receive_some()
-    return process
-
-
-async def ending(process: trio.Process) -> tuple[int, bytes]:
-    assert process.stderr
-    with trio.fail_after(2 * SOON_S):
-        rest = b"".join([data async for data in process.stderr])
-        return await process.wait(), rest
-
-
-async def test_ctrl_c_ends_it_silently(sidecar: LogPeer) -> None:
-    process = await started(sidecar.path, subprocess.DEVNULL)
-    process.send_signal(signal.SIGINT)
-    assert await ending(process) == (130, b"")
-
-
-async def test_it_ends_silently_when_its_output_is_closed(
-    sidecar: LogPeer,
-) -> None:
-    reader, writer = os.pipe()
-    process = await started(sidecar.path, writer)
-    os.close(writer)
-    os.close(reader)
-    await sidecar.is_watched()
-    await sidecar.append("online")
-    assert await ending(process) == (141, b"")

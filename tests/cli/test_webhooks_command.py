@@ -60,21 +60,6 @@ def test_a_dead_letter_is_a_line_with_its_record(admin: Admin, run: Any) -> None
     assert json.loads(run("dead", "--json")[1]) == LETTER
 
 
-def test_dead_letters_are_read_page_by_page_up_to_the_limit(
-    admin: Admin, run: Any
-) -> None:
-    dead = "/v1/webhooks/dead?webhook=mail"
-    admin.pages |= {
-        f"{dead}&limit=100": answer(dead=[LETTER] * 100, next="900"),
-        f"{dead}&limit=50&before=900": answer(dead=[LETTER] * 50, next="800"),
-    }
-    code, shown, said = run("dead", "mail", "--limit", "150")
-    assert (code, shown.count("\n")) == (0, 150)
-    assert said == (
-        "liveness: there may be more than these 150: see them with a larger --limit\n"
-    )
-
-
 def letter(id: int, status: int | None, text: str = "") -> dict[str, Any]:
     is_refused = status is not None and 400 <= status < 500
     return {
