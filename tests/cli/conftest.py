@@ -1,6 +1,6 @@
 """What the tests of commands that ask an `admin.sock` share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,8 @@ import pytest
 
 from liveness.cli.main import main
 from tests.helpers.admin_server import Admin, answering
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -17,14 +19,13 @@ def admin(tmp_path: Path) -> Iterator[Admin]:
 
 
 @pytest.fixture
-def run(
-    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Any:
-    """Runs one of the commands of the module's `GROUP`; exit code, stdout and stderr."""
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `liveness` with some arguments; exit code, stdout and stderr."""
+    return lambda *words: (main([*map(str, words)]), *capsys.readouterr())
 
-    def run(what: str, *arguments: str) -> tuple[int, str, str]:
-        place = ["--socket", str(tmp_path / "gateway.sock")]
-        code = main([request.module.GROUP, what, *place, *arguments])
-        return code, *capsys.readouterr()
 
-    return run
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path, command: Command) -> Any:
+    """Runs one of the commands of the module's `GROUP`."""
+    place = ["--socket", tmp_path / "gateway.sock"]
+    return lambda what, *words: command(request.module.GROUP, what, *place, *words)
