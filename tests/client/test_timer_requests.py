@@ -3,8 +3,6 @@
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from liveness.client.timer_requests import (
     MAX_AFTER_S,
@@ -15,7 +13,6 @@ from liveness.client.timer_requests import (
 )
 from liveness.core.wire.framing import decode
 from liveness.errors import ReportError
-from tests.helpers.strategies import BOUNDED
 
 NAMES: Final = ["a", "x" * 255, "é" * 127, "order:7"]
 NO_NAMES: Final = [
@@ -235,95 +232,6 @@ def test_no_timer_is_sent_with_more_seconds_than_allowed() -> None:
     requests = TimerRequests()
     after(requests, "a", MAX_AFTER_S, now=100.0)
     assert [frame[2] for frame in told(requests, now=99.9)] == [MAX_AFTER_S]
-
-
-OPS: Final = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("after"), st.sampled_from("abc"), st.sampled_from(["e", "f", None])
-        ),
-        st.tuples(st.just("cancel"), st.sampled_from("abc"), st.none()),
-        st.tuples(st.just("cancel"), st.none(), st.sampled_from("ef")),
-        st.tuples(st.sampled_from(["tell", "ping", "pong"]), st.none(), st.none()),
-        st.tuples(st.just("lose"), st.integers(0, 9), st.none()),
-        st.tuples(st.just("room"), st.integers(0, 3), st.none()),
-        st.tuples(st.just("wait"), st.none(), st.none()),
-    ),
-    max_size=40,
-)
-
-
-class Timers:
-    """The timers of a sidecar, too simple to be wrong: ext and payload by key."""
-
-    def __init__(self) -> None:
-        self.live: dict[str, tuple[str | None, str]] = {}
-        self.room = 9
-
-    def apply(self, frame: Any) -> str | None:
-        """Take a frame, or return the key of the timer that there is no room for."""
-        match frame:
-            case ("after", key, *_) if len(self.live) >= self.room:
-                return str(key)
-            case ("after", key, _left, options):
-                self.live[key] = options.get("ext"), options["payload"]
-            case ("cancel", {"key": key}):
-                self.live.pop(key, None)
-            case (_, {"ext": ext}):
-                self.live = {key: it for key, it in self.live.items() if it[0] != ext}
-            case _:
-                raise AssertionError(frame)
-        return None
-
-
-@BOUNDED
-@given(OPS)
-def test_the_sidecar_ends_up_with_the_timers_asked_for_whatever_is_lost(
-    ops: list[tuple[str, Any, Any]],
-) -> None:
-    requests, sidecar, meant = TimerRequests(), Timers(), Timers()
-    on_the_way, pinged = list[Any](), 0  # the number of them before the ping
-    now = 0.0
-
-    def arrive(frames: list[Any]) -> None:
-        for frame in frames:
-            if (key := sidecar.apply(frame)) is not None:
-                requests.postpone(key)
-
-    for number, (what, one, other) in enumerate(ops):
-        if what == "after":
-            payload = str(number)
-            after(requests, one, payload=payload, ext=other)
-            options = {"payload": payload} | ({"ext": other} if other else {})
-            meant.apply(("after", one, 1, options))
-        elif what == "cancel":
-            requests.cancel(one, other)
-            meant.apply(("cancel", {"key": one} if one else {"ext": other}))
-        elif what == "lose":  # only the first few of those on the way arrive
-            for frame in on_the_way[:one]:
-                sidecar.apply(frame)
-            on_the_way, pinged = [], 0
-            requests.link_lost()
-        elif what == "tell":
-            on_the_way += told(requests, now)
-        elif what == "ping" and not pinged:
-            pinged = len(on_the_way)
-            requests.ping_sent()
-        elif what == "pong":
-            arrive(on_the_way[:pinged])
-            on_the_way, pinged = on_the_way[pinged:], 0
-            requests.pong_received()
-        elif what == "room":
-            sidecar.room = one
-        elif what == "wait":
-            now += POSTPONED_S
-    sidecar.room = 9
-    arrive(on_the_way)
-    for _ in range(3):
-        arrive(told(requests, now))
-        now += POSTPONED_S
-    assert (requests.pending, requests.postponed) == (0, 0)
-    assert sidecar.live == meant.live
 
 
 # --- no room -------------------------------------------------------------------------
