@@ -298,23 +298,6 @@ async def test_resume_ends_when_connect_is_left(script: ScriptedSidecar) -> None
         await reached(sidecar, "away")
 
 
-@pytest.mark.parametrize("state", ["refused", "replaced"])
-async def test_a_gateway_without_its_name_leaves_at_once(
-    script: ScriptedSidecar, autojump_clock: MockClock, state: str
-) -> None:
-    async with liveness.connect(script.path, name="gw") as sidecar:
-        await sidecar.connected()
-        if state == "replaced":
-            await replaced(sidecar, script)
-        else:
-            script.refuse("gw", "not-allowed")
-            script.refuse("gw", "not-allowed")
-            await reached(sidecar, "refused")
-        sidecar.login("ada", conn=1)
-        left_at = trio.current_time()
-    assert trio.current_time() - left_at < 0.1
-
-
 # --- on_state --------------------------------------------------------------------------
 
 

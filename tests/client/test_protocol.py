@@ -676,18 +676,6 @@ def fired(client: Client, *records: dict[str, Any]) -> list[Timer]:
     return taken
 
 
-def test_a_timer_is_urgent_and_counts_until_its_pong() -> None:
-    client = with_timers()
-    after(client, "a")
-    assert client.is_urgent
-    assert (client.reports.pending, client.reports.unconfirmed) == (1, 0)
-    assert names(written(client)) == ["after", "ping"]
-    assert (client.reports.pending, client.reports.unconfirmed) == (0, 1)
-    assert not client.is_urgent
-    take(client, ("pong", client.pings))
-    assert client.reports.unconfirmed == 0
-
-
 def test_timers_that_no_pong_has_covered_are_sent_on_the_next_link() -> None:
     client = with_timers()
     login(client, "ada", 1)
@@ -710,16 +698,6 @@ def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:
     assert client.reports.has_backlog
     assert names(written(client)) == ["after", "ping"]
     assert not client.reports.has_backlog
-
-
-def test_a_fired_timer_goes_to_its_task_and_is_acknowledged_at_once() -> None:
-    client = with_timers()
-    (bare, full) = fired(
-        client, timer(4, "a"), timer(5, "b", payload="p", ext="e", attempt=3)
-    )
-    assert bare == Timer("a", None, None, 7, 1, 4, "one")
-    assert full == Timer("b", "p", "e", 7, 3, 5, "one")
-    assert written(client) == [("ack", 5)]
 
 
 def test_unread_ends_hold_up_no_timer() -> None:

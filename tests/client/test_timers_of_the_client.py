@@ -141,20 +141,6 @@ async def nothing(_timer: liveness.Timer) -> None:
     """An async task with nothing to say."""
 
 
-async def test_an_answer_is_sent_again_until_a_pong_covers_it(
-    peer: Peer, linked: Linked
-) -> None:
-    sidecar, link = linked
-    link.is_answering = False
-    sidecar.task(nothing)
-    await link.fire(timer(1, "a"))
-    told = await answers(link, 1)
-    await link.close()
-    again = await peer.link()
-    assert await answers(again, 1) == told == [("done", "a", None, {"seq": 1})]
-    await again.close()
-
-
 class Called:
     """An object that is called, without waiting."""
 
@@ -251,42 +237,26 @@ async def test_a_plain_task_that_returns_an_awaitable_has_failed(
     made[0].close()
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_at_once_bounds_a_task_and_a_blocked_task_delays_no_other(
-    run: Run, is_async: bool
+async def test_at_once_bounds_a_task_and_a_blocked_task_delays_no_other(
+    linked: Linked,
 ) -> None:
-    started, go_on = list[str](), threading.Event()
-    begun = threading.Semaphore(0)
+    sidecar, link = linked
+    started, go_on = list[str](), anyio.Event()
 
-    def stand_still(one: liveness.Timer) -> None:
+    @sidecar.task("s", at_once=3)
+    async def stand_still(one: liveness.Timer) -> None:
         started.append(one.key)
-        begun.release()
-        assert go_on.wait(SOON_S)
+        await go_on.wait()
 
-    async def main(peer: Peer) -> None:
-        async with linking(peer) as (sidecar, link):
-            go_on_async = anyio.Event()
-
-            async def stand_still_async(one: liveness.Timer) -> None:
-                started.append(one.key)
-                begun.release()
-                await go_on_async.wait()
-
-            sidecar.task("s", at_once=3)(stand_still_async if is_async else stand_still)
-            sidecar.task(nothing)
-            await link.fire(*(timer(n, f"s{n}") for n in range(1, 6)))
-            await link.fire(*(timer(n, f"k{n}") for n in range(6, 30)))
-            assert {answer[1][0] for answer in await answers(link, 24)} == {"k"}
-            await link.acks(29)  # the waiting ones too
-            for _ in range(3):  # threads may be late
-                assert await anyio.to_thread.run_sync(begun.acquire, True, SOON_S)
-            assert (sorted(started), sidecar.stats().waiting) == (["s1", "s2", "s3"], 2)
-            go_on.set()
-            go_on_async.set()
-            told = await answers(link, 5)
-            assert {answer[1] for answer in told} == {f"s{n}" for n in range(1, 6)}
-
-    run(main)
+    sidecar.task(nothing)
+    await link.fire(*(timer(n, f"s{n}") for n in range(1, 6)))
+    await link.fire(*(timer(n, f"k{n}") for n in range(6, 30)))
+    assert {answer[1][0] for answer in await answers(link, 24)} == {"k"}
+    await link.acks(29)  # the waiting ones too
+    assert (sorted(started), sidecar.stats().waiting) == (["s1", "s2", "s3"], 2)
+    go_on.set()
+    told = await answers(link, 5)
+    assert {answer[1] for answer in told} == {f"s{n}" for n in range(1, 6)}
 
 
 def test_an_async_task_that_takes_too_long_is_cancelled_and_has_failed(

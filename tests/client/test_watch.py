@@ -1,6 +1,5 @@
 """`liveness.watch`: records over restarts, acknowledged, and questions beside them."""
 
-import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,6 @@ from trio.testing import MockClock
 import liveness
 from liveness.client.damped_records import DampedRecords
 from liveness.client.dialer import (
-    MAX_REFUSED_BACKOFF_S,
     RETRY_S,
     Dialer,
     LinkLost,
@@ -341,16 +339,6 @@ async def test_what_is_no_uid_is_refused_at_the_question(tmp_path: Path) -> None
                 await watch.where(bad)  # type: ignore[arg-type]
 
 
-async def test_a_question_waits_for_a_sidecar_and_may_be_cancelled(
-    peer: LogPeer, autojump_clock: MockClock
-) -> None:
-    await peer.close()
-    async with Watch(str(peer.path)) as watch:
-        with trio.move_on_after(100) as waiting:
-            await watch.online("ada")
-        assert waiting.cancelled_caught
-
-
 # --- where it begins ------------------------------------------------------------------
 
 
@@ -669,20 +657,6 @@ async def test_a_pause_ends_with_a_link_and_does_not_delay_the_next_one(
         link = await dialer.open(lambda: hello)
         assert trio.current_time() == pytest.approx(began + RETRY_S[1])
         await link.aclose()
-
-
-async def test_its_pauses_are_random_and_grow_while_it_is_refused(
-    peer: LogPeer, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    peer.greeting = packed(error("not-allowed"))
-    async with Watch(str(peer.path)) as watch:
-        with trio.move_on_after(600):
-            await anext(watch)
-    assert 20 <= len(peer.hellos) <= 60
-    (line,) = {*caplog.messages}
-    assert r"refuses this reader: for\nnow (not-allowed). What to do: allow" in line
-    assert caplog.records[0].levelno == logging.ERROR
-    assert MAX_REFUSED_BACKOFF_S < 600
 
 
 # --- what ends it ---------------------------------------------------------------------

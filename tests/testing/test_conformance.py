@@ -8,7 +8,7 @@ scripted one. What time they take passes there too.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import pytest
@@ -16,11 +16,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.core.cursors import CursorRow
 from liveness.core.limits import Limits
-from liveness.core.records import EVENTS
 from liveness.core.records import Record as Decided
 from liveness.testing import ScriptedSidecar, scripted_sidecar
-from tests.core.wire.test_vectors import BEFORE, TO_SIDECAR, exact, name_of, octets
-from tests.helpers.wire import packed
 from tests.system.client import Client
 from tests.system.conftest import Start
 from tests.system.sidecar import Line, Sidecar, eventually
@@ -197,42 +194,3 @@ def watchful(sidecar: Scripted) -> Iterator[Client]:
     yield link
     assert online(link, ["unharmed"]) == {"unharmed"}
     assert not link.records
-
-
-# What bytes mean is the core's: one loop is enough.
-@pytest.mark.parametrize("portal", ["trio"], indirect=True)
-@pytest.mark.parametrize("case", TO_SIDECAR, ids=name_of)
-def test_each_vector_holds(
-    case: dict[str, Any], sidecar: Scripted, portal: BlockingPortal
-) -> None:
-    script = sidecar.script
-    script._host.disk.records = [  # the vectors' `next` is 1,000
-        Decided(seq, "offline", "u", "nobody", 1, None, "logout", 1)
-        for seq in range(1, 1_000)
-    ]
-    script._host.parts.presence.decided.next_seq = 1_000
-    before: list[Any] = BEFORE[case["before"]]
-    link = sidecar.connect()
-    link.send_bytes(packed(*before) + octets(case))
-    if "error" in case:
-        while (frame := link.receive()) is not None and frame[0] != "error":
-            assert frame[0] in ("welcome", "pong", "where", "list")
-        assert frame is not None
-        assert frame[1].pop("message")
-        assert exact(frame[1]) == exact(case["error"])
-        if case["error"]["fatal"]:
-            assert link.receive() is None
-    events = [
-        frame["frame"]
-        for frame in case["frames"]
-        if frame["frame"] in EVENTS
-        for _ in range(uids_in(frame))
-    ]
-    portal.call(script.until, lambda: len(script.events) == len(events))
-    assert [it.event for it in script.events] == events
-    assert len(script.refused) == ("error" in case)
-
-
-def uids_in(frame: dict[str, Any]) -> int:
-    uids = frame["uids"]
-    return int(uids["repeat"][1] if isinstance(uids, dict) else len(uids))
