@@ -100,13 +100,6 @@ def test_status_shows_how_far_a_host_is_with_the_lists_of_its_sessions(
     assert [row["listing"] for row in found["hosts"]] == [1, 0]
 
 
-def test_status_as_json(run: Run, redis: RedisServer, host: ClusterPublisher) -> None:
-    found = json.loads("\n".join(run("cluster", "status", "--json")[1]))
-    assert found["users"] == 2
-    assert [host["state"] for host in found["hosts"]] == ["live", "live"]
-    assert sum(partition["users"] for partition in found["partitions"]) == 2
-
-
 # --- mistakes -------------------------------------------------------------------------
 
 

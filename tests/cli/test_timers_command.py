@@ -169,23 +169,3 @@ def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> Non
     admin.pages["/v1/timers/cancel"] = (409, b'{"error": "it is done \\u001b"}')
     code, shown, told = run("cancel", "k", "--gateway", "g")
     assert (code, shown, told) == (1, "", "liveness: it is done \\x1b\n")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        (200, b"ok"),
-        (200, b"[]"),
-        (200, b"{}"),
-        (200, b'{"timers": [7]}'),
-        (404, b"Not Found"),
-        (500, b"{}"),
-    ],
-)
-def test_what_is_no_sidecar_is_told_as_such(
-    admin: Admin, run: Any, answer: tuple[int, bytes]
-) -> None:
-    admin.pages["/v1/timers?limit=100"] = answer
-    code, _, told = run("list")
-    assert code == 1
-    assert "is not a liveness sidecar: name the right socket with --socket" in told

@@ -49,11 +49,6 @@ async def test_after_zero_shows_all_that_is_kept(sidecar: LogPeer) -> None:
     assert "log" not in sidecar.hellos[0]
 
 
-async def test_count_ends_it_in_the_middle_of_a_frame(sidecar: LogPeer) -> None:
-    await sidecar.append("online", "online", "online")
-    assert len(await lines(sidecar, 2)) == 2
-
-
 # --- lines for a person ---------------------------------------------------------------
 
 
@@ -172,18 +167,6 @@ async def test_what_ends_it_is_one_line(
     with pytest.raises(CommandError, match=reported) as caught:
         await lines(sidecar, 1)
     assert str(caught.value).isprintable()
-
-
-async def test_a_refusal_ends_it_later_too(sidecar: LogPeer) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(is_ended_by_another, sidecar)
-        await sidecar.is_watched()
-        await sidecar.close(*error("replaced"))
-
-
-async def is_ended_by_another(sidecar: LogPeer) -> None:
-    with pytest.raises(CommandError, match="it says another process said hel"):
-        await lines(sidecar, 1)
 
 
 async def test_a_place_that_is_not_there_yet_is_a_mistake(sidecar: LogPeer) -> None:

@@ -119,11 +119,6 @@ def test_all_are_dropped_only_with_yes(admin: Admin, run: Any) -> None:
     assert admin.asked == [("/v1/webhooks/drop", b'{"webhook": "mail"}')]
 
 
-def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> None:
-    admin.pages["/v1/webhooks/test"] = (404, b'{"error": "there is no \\u001b"}')
-    assert run("test", "none") == (1, "", "liveness: there is no \\x1b\n")
-
-
 @pytest.mark.parametrize("body", [b"ok", b"{}"])
 def test_another_program_is_no_liveness_sidecar(
     admin: Admin, run: Any, body: bytes
