@@ -18,20 +18,16 @@ from liveness.core.sessions.clearance import LEAST_LATE_S
 from liveness.core.wire.frames import parse_hello
 from liveness.core.wire.framing import Frame, Reader, decode
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
+from tests.helpers import peer
+from tests.helpers.peer import timer
 from tests.helpers.strategies import BOUNDED, frames, values
 
 NAME: Final = "gw-1"
 WELCOME: Final[dict[str, Any]] = {
-    "protocol": 1,
-    "server": "liveness/0.1.0",
+    **peer.WELCOME,
     "features": ("ack", "after"),
-    "log": "one",
     "next": 1_000,
-    "timeout": 30,
     "flush": 1.0,
-    "max_batch": 4_000,
-    "max_frame": 1_048_576,
-    "window": 10_000,
 }
 
 
@@ -134,11 +130,6 @@ def moved(seq: int, uid: Any, lost: Any, **options: Any) -> dict[str, Any]:
     record |= {"conn": 5, "reason": "login", "session": 3, "at": 0}
     record |= {"from": NAME, "from_session": 1, "from_conn": lost}
     return record | options
-
-
-def timer(seq: int, key: str, **options: Any) -> dict[str, Any]:
-    record = {"seq": seq, "kind": "timer", "gateway": NAME, "key": key}
-    return record | {"due": 7, "attempt": 1, "at": 8} | options
 
 
 def gap(first: int, until: int) -> dict[str, Any]:
@@ -671,8 +662,8 @@ def fired(client: Client, *records: dict[str, Any]) -> list[Timer]:
     (queue,) = client.tasks.queues
     notify(client, *records)
     taken = list(iter(queue.take, None))
-    for timer in taken:
-        queue.ended(timer)
+    for attempt in taken:
+        queue.ended(attempt)
     return taken
 
 

@@ -419,22 +419,6 @@ async def test_a_new_disk_is_as_full_as_the_old_one(script: ScriptedSidecar) -> 
             assert waiting.cancelled_caught
 
 
-async def test_after_a_restart_a_gateway_has_a_second_to_come_back(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", "ada"])
-        await script.pass_time(29.5)
-        script.stop()
-    script.start()
-    await script.pass_time(1)
-    assert set(script.users) == {"ada"}
-    await script.pass_time(10)
-    record = await script.offline("ada")
-    assert record["reason"] == "gateway_lost"
-    assert 30.51 <= float(str(record["silence"])) <= 30.53
-
-
 async def test_under_a_new_log_no_user_and_no_timer_is_known(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
@@ -520,22 +504,6 @@ async def test_answers_and_cancels_set_the_state_of_a_timer(
     )
     await script.pass_time(15)
     assert fired(await gateway.records()) == [("again", 2, 16_000)]
-
-
-async def test_timers_due_while_the_sidecar_was_away_fire_once_when_it_is_back(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await gateway.apply(["after", "soon", 10], ["after", "later", 100])
-    script.stop()
-    await script.pass_time(60)
-    script.start()
-    async with gateways(script, "gw") as again:
-        (record,) = await again.records()
-        assert fired([record]) == [("soon", 1, 60_000)]
-        assert record["at"] - record["due"] == 50_000
-        with script.not_reading():
-            await script.pass_time(60)
-        assert fired(await again.records()) == [("later", 1, 120_000)]
 
 
 async def test_with_a_full_disk_timers_fire_and_requests_wait(
