@@ -177,23 +177,6 @@ async def test_brokers_that_refuse_the_password_are_named_and_it_is_not_shown(
     assert "sesame" not in logged
 
 
-async def test_one_broker_less_and_errors_that_pass_are_left_to_the_client(
-    running: Running, cluster: KafkaCluster, reader: TopicReader
-) -> None:
-    async with running(client={"topic.metadata.refresh.interval.ms": 200}) as service:
-        service.log(200)
-        await service.until_delivered()
-        cluster.go_away(1)
-        for partition in range(kafka_cluster.PARTITIONS):
-            cluster.lead(partition, 2 + partition % 2)
-        cluster.fail(kafka_cluster.PRODUCE, *[kafka_cluster.NOT_LEADER] * 3)
-        cluster.fail(kafka_cluster.PRODUCE, kafka_cluster.TIMED_OUT)
-        service.log(2_000)
-        await service.until_delivered()
-        assert service.now.retries == 0
-    check(reader, 2_200)
-
-
 @pytest.mark.parametrize(
     ("request_kind", "error", "state", "why"),
     [
@@ -227,21 +210,6 @@ async def test_a_client_that_failed_is_followed_by_another_one(
         assert service.now.state == "following"
         assert service.now.retries == 1
     check(reader, 5_000)
-
-
-async def test_a_topic_that_is_missing_is_waited_for(
-    running: Running, cluster: KafkaCluster, reader: TopicReader
-) -> None:
-    cluster.refuse_topic(kafka_cluster.UNKNOWN_TOPIC)
-    client = {"topic.metadata.propagation.max.ms": 100}
-    async with running(client=client) as service:
-        service.log(500)
-        await service.until(lambda: service.now.state == "stopped")
-        assert f"no topic {TOPIC}; create it" in service.now.detail
-        cluster.refuse_topic(0)
-        await service.until_delivered()
-        assert service.now.state == "following"
-    check(reader, 500)
 
 
 async def test_what_is_in_flight_is_bounded(
@@ -339,19 +307,16 @@ async def test_a_pass_of_the_event_loop_takes_few_acknowledgements(
     await producer.close(kafka_cluster.SOON_S)
 
 
-@pytest.mark.parametrize("key", ["linger.mss", "sasl.password_file"])
 async def test_a_client_that_cannot_be_made_is_shown_and_tried_again(
-    running: Running, reader: TopicReader, tmp_path: Path, key: str
+    running: Running, reader: TopicReader, tmp_path: Path
 ) -> None:
-    secret = tmp_path / "secret"
+    key, secret = "sasl.password_file", tmp_path / "secret"
     client = {key: str(secret)}
     async with running(client=client) as service:
         service.log(100)
         await service.until(lambda: service.now.state == "stopped")
         assert "kafka.out.client" in service.now.detail
         assert key in service.now.detail
-        if key == "linger.mss":
-            return
         made = tmp_path / "made"
         made.write_text("sesame")
         made.chmod(0o600)

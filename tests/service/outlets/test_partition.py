@@ -234,15 +234,6 @@ def test_lists_that_redis_refuses_are_made_less_and_less_often(
     assert lists < 30
 
 
-def test_a_list_that_cannot_be_read_is_made_again(part: Partition) -> None:
-    part.lose_records()
-    part.next_call(1.0, WALL_MS)
-    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0)
-    part.begin_anew(1.0)
-    assert part.next_call(1.0, WALL_MS) is None  # not at once
-    assert name_of(part.next_call(1.2, WALL_MS)) == "begin"
-
-
 def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
     identity: HostIdentity,
 ) -> None:

@@ -49,12 +49,6 @@ async def test_what_a_later_record_takes_back_is_superseded(rig: Rig) -> None:
     assert flags(rig) == [False, True, False]
 
 
-async def test_a_move_supersedes_what_was_before_it(rig: Rig) -> None:
-    await rig.gateway_of("ada", "g1")
-    await done(rig, await rig.gateway("g2"), ["login", "ada"])
-    assert flags(rig) == [True, False]
-
-
 async def test_what_the_reader_does_not_get_supersedes_nothing(rig: Rig) -> None:
     first = await rig.gateway_of(["ada", "bob"], "g1")
     second = await rig.gateway("g2")

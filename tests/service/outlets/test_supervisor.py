@@ -90,4 +90,5 @@ async def test_a_damaged_file_stops_outlets_and_nothing_else(rig: OutletRig) -> 
     outlets = Outlets([outlet], rig.store, retention_s=60)
     why = await run_for(1, outlets, lambda: outlets.now()[0].detail)
     assert "outlets.db cannot be read" in str(why)
+    assert "left as it is: restore a backup, or move it" in str(why)
     assert outlet.began == []

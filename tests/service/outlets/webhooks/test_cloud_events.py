@@ -28,15 +28,22 @@ def event(record: Logged | Gap, *, is_superseded: bool = False) -> str:
     return event_of(record, log="l0g", json=text, is_superseded=is_superseded)
 
 
+@pytest.mark.parametrize("users_only", [False, True], ids=["devices", "users"])
 @pytest.mark.parametrize(
-    ("record", "subject"),
-    [(ONLINE, 'ada/ph"o'), (OFFLINE, f"{2**60}"), (TIMER, "room"), (GAP, None)],
+    ("record", "subject", "user"),
+    [
+        (ONLINE, 'ada/ph"o', "ada"),
+        (OFFLINE, f"{2**60}", f"{2**60}"),
+        (TIMER, "room", "room"),
+        (GAP, None, None),
+    ],
     ids=["online", "offline", "timer", "gap"],
 )
 def test_an_event_has_the_attributes_of_its_record(
-    record: Logged | Gap, subject: str | None
+    record: Logged | Gap, subject: str | None, user: str | None, users_only: bool
 ) -> None:
-    found = json.loads(event(record))
+    text = TailEntry(record).json
+    made = event_of(record, log="l0g", json=text, users_only=users_only)
     expected: dict[str, Any] = {
         "specversion": "1.0",
         "id": f"l0g:{record.seq}",
@@ -44,9 +51,12 @@ def test_an_event_has_the_attributes_of_its_record(
         "type": f"liveness.{record.kind}",
         "time": "2026-11-26T04:42:48.049Z",
         "datacontenttype": "application/json",
-        "data": json.loads(TailEntry(record).json),
+        "data": json.loads(text),
     }
-    assert found == expected | ({} if subject is None else {"subject": subject})
+    about = user if users_only else subject
+    assert json.loads(made) == expected | ({} if about is None else {"subject": about})
+    from_json = record_of_json(text)
+    assert event_of(from_json, log="l0g", json=text, users_only=users_only) == made
 
 
 def test_a_superseded_offline_says_so() -> None:
@@ -63,29 +73,6 @@ def test_a_body_gives_back_its_records() -> None:
     records = (ONLINE, TIMER, OFFLINE, GAP)
     found = records_in(joined([event(record) for record in records]))
     assert found == [("l0g", record.seq, TailEntry(record).json) for record in records]
-
-
-@pytest.mark.parametrize(
-    "record", [ONLINE, OFFLINE, TIMER, GAP], ids=["online", "offline", "timer", "gap"]
-)
-def test_an_event_can_be_made_from_json_alone(record: Logged | Gap) -> None:
-    text = TailEntry(record).json
-    assert event_of(record_of_json(text), log="l0g", json=text) == event(record)
-
-
-@pytest.mark.parametrize(
-    ("record", "subject"),
-    [(ONLINE, "ada"), (OFFLINE, f"{2**60}"), (TIMER, "room")],
-    ids=["online", "offline", "timer"],
-)
-def test_a_record_of_users_has_the_user_as_its_subject(
-    record: Logged, subject: str
-) -> None:
-    text = TailEntry(record).json
-    made = event_of(record, log="l0g", json=text, users_only=True)
-    assert json.loads(made)["subject"] == subject
-    again = record_of_json(text)
-    assert event_of(again, log="l0g", json=text, users_only=True) == made
 
 
 def test_a_test_event_has_an_id_of_its_own() -> None:

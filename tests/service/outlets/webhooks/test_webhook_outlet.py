@@ -1,29 +1,22 @@
 """The requests of an outlet: order, attempts, restarts, and faults of its files."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import pytest
 import trio
 
 from liveness.config.outlet_settings import WAITS_S, WebhookSettings
-from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.supervisor import Outlets
 from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
 from tests.helpers import disk
 from tests.service.outlets.outlet_rig import OutletRig, off, on
 from tests.service.outlets.webhooks.receiver import (
     SECRET,
-    SECRET_FILE,
     Receiver,
-    answering,
     hanging,
     resetting,
 )
 from tests.service.outlets.webhooks.webhook_rig import BUSY, letters, outlet_to, until
-from tests.service.rig import running
 
 # --- what is sent ---------------------------------------------------------------------
 
@@ -91,17 +84,6 @@ async def test_a_request_is_tried_to_the_end_of_the_ladder(
         (letter.seq, letter.id, letter.attempts, letter.status, letter.answer)
         for letter in found
     ] == [(seq, tried[0].id, 16, 503, "later") for seq in (2, 1)]
-
-
-async def test_the_receiver_is_given_the_time_that_it_asks_for(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    receiver.next.append(answering(429, Retry_After="100"))
-    rig.publish(on(1))
-    async with outlet_to(receiver.url, rig) as outlet:
-        await until(lambda: outlet.now().sent)
-    first, second = receiver.received
-    assert 99.9 <= second.at - first.at <= 110.1
 
 
 async def test_without_retries_a_failure_is_the_end(
@@ -178,62 +160,6 @@ async def test_a_url_that_is_not_allowed_stops_the_outlet_and_fails_a_test(
         await until(lambda: outlet.now().sent == 1)
 
 
-def no_secret(folder: Path) -> dict[str, Any]:
-    return {"secret_file": folder / "none"}
-
-
-def open_secret(folder: Path) -> dict[str, Any]:
-    (folder / "secret").write_text(SECRET)
-    (folder / "secret").chmod(0o644)
-    return {"secret_file": folder / "secret"}
-
-
-def malformed_secret(folder: Path) -> dict[str, Any]:
-    (folder / "secret").touch(0o600)
-    (folder / "secret").write_text("secret")
-    return {"secret_file": folder / "secret"}
-
-
-def wrong_ca_file(folder: Path) -> dict[str, Any]:
-    (folder / "ca.crt").write_text("none")
-    return {"secret_file": SECRET_FILE, "ca_file": folder / "ca.crt"}
-
-
-@pytest.mark.parametrize(
-    ("faulty", "why"),
-    [
-        (no_secret, "secret_file: "),
-        (open_secret, "secret_file: "),
-        (malformed_secret, "has no secret in line 1"),
-        (wrong_ca_file, "mail.ca_file: "),
-    ],
-    ids=lambda it: it.__name__ if callable(it) else "",
-)
-async def test_a_file_that_is_wrong_stops_the_outlet_alone(
-    rig: OutletRig,
-    receiver: Receiver,
-    tmp_path: Path,
-    faulty: Callable[[Path], dict[str, Any]],
-    why: str,
-) -> None:
-    rig.publish(on(1))
-    bad = WebhookSettings(url="https://127.0.0.1:9/", **faulty(tmp_path))
-    good = WebhookSettings(url=receiver.url, secret_file=SECRET_FILE, begin="oldest")
-    outlets: list[Outlet] = [
-        WebhookOutlet("mail", bad, rig.access),
-        WebhookOutlet("chat", good, rig.access),
-    ]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(Outlets(outlets, rig.store, retention_s=3_600).run)
-        await until(lambda: outlets[1].now().sent)
-        assert outlets[0].now().state == "stopped"
-        assert why in outlets[0].now().detail
-        assert isinstance(outlets[0], WebhookOutlet)
-        answer = await outlets[0].send_test()
-        assert answer[:2] == (None, outlets[0].now().detail)
-        nursery.cancel_scope.cancel()
-
-
 async def test_a_stopped_outlet_goes_on_once_its_secret_can_be_read(
     rig: OutletRig, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -266,26 +192,3 @@ async def test_a_full_disk_is_waited_for(rig: OutletRig, receiver: Receiver) -> 
             assert not receiver.received
         await until(lambda: outlet.now().sent == 99)
         assert outlet.now().detail == ""
-
-
-# --- nobody else waits ----------------------------------------------------------------
-
-
-async def test_a_receiver_that_hangs_delays_no_gateway(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    receiver.usually = hanging
-    settings = WebhookSettings(url=receiver.url, secret_file=SECRET_FILE, linger_s=0)
-    async with running(tmp_path, webhooks={"mail": settings}) as rig:
-        watcher = await rig.watcher()
-        gateway = await rig.gateway_of("ada")
-        await rig.until(lambda: receiver.received)
-        began = trio.current_time()
-        await gateway.apply(["login", "bob"], ["logout", "ada"])
-        await watcher.records(3)
-        # All of that was in less time than the receiver is given.
-        assert trio.current_time() - began < settings.timeout_s
-        assert len(receiver.received) == 1
-        # It holds no thread, and no other outlet waits for the database.
-        limiter = trio.to_thread.current_default_thread_limiter()
-        assert limiter.borrowed_tokens == 0

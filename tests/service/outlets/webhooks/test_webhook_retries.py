@@ -20,7 +20,7 @@ from tests.service.outlets.webhooks.receiver import (
     Receiver,
     answering,
 )
-from tests.service.outlets.webhooks.webhook_rig import BUSY, letters, outlet_to, until
+from tests.service.outlets.webhooks.webhook_rig import BUSY, outlet_to, until
 
 
 def is_test(request: Received) -> bool:
@@ -86,19 +86,6 @@ async def test_an_accepted_test_ends_a_wait(rig: OutletRig, receiver: Receiver) 
     assert len({r.id for r in receiver.received if not is_test(r)}) == 1
 
 
-async def test_an_accepted_dead_letter_ends_a_wait(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    receiver.next.extend([answering(400), BUSY])
-    rig.publish(on(1), on(2))
-    async with outlet_to(receiver.url, rig, batch=1, waits_s=(21600,)) as outlet:
-        await until(lambda: outlet.now().state == "retrying")
-        (letter,) = await letters(rig)
-        assert await outlet.retry_next(letter.number - 1)
-        await until(lambda: outlet.now().sent == 2)
-    assert receiver.seqs == [[1], [2], [1], [2]]
-
-
 async def test_a_request_that_ends_notes_the_use_of_the_outlet_by_the_clock_of_the_state(
     rig: OutletRig, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,32 +109,20 @@ async def test_a_request_that_ends_notes_the_use_of_the_outlet_by_the_clock_of_t
 # --- refusals of a receiver, and of a record --------------------------------------------
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 410])
 async def test_a_receiver_that_refuses_all_makes_no_dead_letters(
-    rig: OutletRig, receiver: Receiver, status: int
+    rig: OutletRig, receiver: Receiver
 ) -> None:
-    receiver.usually = answering(status)
+    receiver.usually = answering(401)
     rig.publish(*(on(seq) for seq in range(1, 9)))
     async with outlet_to(receiver.url, rig) as outlet:
         await until(lambda: outlet.now().state == "retrying")
         assert outlet.now().detail.startswith(
-            f"attempt 1: it answered {status}; the next is in 1"
+            "attempt 1: it answered 401; the next is in 1"
         )
         receiver.usually = OK
         await until(lambda: outlet.now().sent == 8)
         assert outlet.now().dead == 0
     assert len(receiver.received) == 2
-
-
-async def test_a_receiver_that_refuses_all_is_given_up_at_the_end_of_the_ladder(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    receiver.usually = answering(404)
-    rig.publish(on(1))
-    async with outlet_to(receiver.url, rig, waits_s=(5, 5)) as outlet:
-        await until(lambda: outlet.now().dead)
-        (letter,) = await letters(rig)
-    assert (letter.attempts, letter.status) == (3, 404)
 
 
 async def test_a_request_from_beyond_the_end_of_a_shorter_log_moves_no_cursor(
@@ -169,21 +144,22 @@ async def test_a_request_from_beyond_the_end_of_a_shorter_log_moves_no_cursor(
 # --- what a receiver asks for -----------------------------------------------------------
 
 
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(100, 100), (100_000, MOST_ASKED_S)])
 async def test_no_receiver_asks_for_more_than_the_longest_wait(
-    rig: OutletRig, receiver: Receiver
+    rig: OutletRig, receiver: Receiver, asked_s: int, waited_s: float
 ) -> None:
-    receiver.next.append(answering(429, Retry_After="100000"))
+    receiver.next.append(answering(429, Retry_After=f"{asked_s}"))
     rig.publish(on(1))
     async with outlet_to(receiver.url, rig) as outlet:
         await until(lambda: outlet.now().sent, times=100)
     first, second = receiver.received
-    assert MOST_ASKED_S - 1 <= second.at - first.at <= 1.1 * MOST_ASKED_S + 1
+    assert waited_s - 1 <= second.at - first.at <= 1.1 * waited_s + 1
 
 
 # --- waits, while the wall clock is set and the host sleeps -----------------------------
 
 
-@pytest.mark.parametrize("set_s", [0, 3_600, -3_600])
+@pytest.mark.parametrize("set_s", [3_600, -3_600])
 async def test_a_wait_takes_its_time_however_the_clock_is_set(
     rig: OutletRig, receiver: Receiver, set_s: float
 ) -> None:

@@ -4,10 +4,10 @@ import math
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pytest
 import trio
@@ -129,7 +129,7 @@ async def test_a_changed_secret_is_used_at_once(
         (OK, 204, ""),
         (answering(422, b"no such\n\x1buser"), 422, r"no such\n\x1buser"),
         (answering(500, b"\xff"), 500, "\ufffd"),
-        (answering(503), 503, ""),
+        (answering(307, Location="http://127.0.0.1:9/"), 307, ""),
         (hanging, None, "no answer within 9 s"),
         (resetting, None, "Connection reset by peer"),
         (ending(), None, "it closed the connection without an answer"),
@@ -141,7 +141,7 @@ async def test_a_changed_secret_is_used_at_once(
         (endless, 200, r"\x00" * ANSWER_BYTES),
     ],
     ids=[
-        *("accepted", "refused", "failed", "busy", "hangs", "resets", "ends"),
+        *("accepted", "refused", "failed", "redirect", "hangs", "resets", "ends"),
         *("half a head", "slow head", "not HTTP", "half a body", "slow body"),
         "endless",
     ],
@@ -165,25 +165,17 @@ FIELD: Final = b"A: b\r\n"
     ("begin", "again", "status", "said"),
     [
         (b"", INTERIM, None, "the head of its answer has"),
-        (b"", INTERIM[:-2] + FIELD + b"\r\n", None, "the head of its answer has"),
         (b"", INTERIM[:-2] + 80 * FIELD + b"\r\n", None, "the head of its answer has"),
-        (INTERIM[:-2], FIELD, None, "the head of its answer has more than 16384 bytes"),
         (HEAD[:-2], FIELD, None, "the head of its answer has more than 16384 bytes"),
-        (
-            HEAD[:-2],
-            b"x" * 999,
-            None,
-            "the head of its answer has more than 16384 bytes",
-        ),
+        (HEAD[:-2], b"x", None, "the head of its answer has more than 16384 bytes"),
         (CHUNKED, b"1\r\nx\r\n", 200, "xxx"),
-        (CHUNKED, b"1;" + b"e" * 99 + b"\r\nx\r\n", 200, "xxx"),
-        (CHUNKED + b"1;", b"e" * 99, 200, ""),
+        (CHUNKED + b"1;", b"e", 200, ""),
         (CHUNKED + b"0\r\n", FIELD, 200, ""),
         (b"HTTP/1.0 200 OK\r\n\r\n", b"x", 200, "xxx"),
     ],
     ids=[
-        *("interim", "with fields", "large interim", "one interim", "head", "field"),
-        *("chunks", "extensions", "one extension", "trailers", "until its end"),
+        *("interim", "large interim", "fields", "field"),
+        *("chunks", "extension", "trailers", "until its end"),
     ],
 )
 async def test_an_answer_without_end_is_parsed_in_small_pieces_up_to_a_bound(
@@ -230,22 +222,13 @@ def test_the_status_says_whether_a_record_is_accepted_or_refused(status: int) ->
     assert answer.is_refused == (400 <= status < 500 and status not in TRY_AGAIN)
 
 
-async def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
-    receiver.usually = answering(307, Location=receiver.url)
-    answer = await posted(receiver.url)
-    assert (answer.status, len(receiver.received)) == (307, 1)
-
-
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [
         ("120", 120),
-        (" 0 ", 0),
         ("9" * 5_000, math.inf),
-        *(
-            (bad, 0)
-            for bad in ("", "-1", "1.5", "soon", "Thu, 26 Nov 2026 04:43:48 GMT")
-        ),
+        ("1.5", 0),
+        ("Thu, 26 Nov 2026 04:43:48 GMT", 0),
     ],
 )
 async def test_the_receiver_asks_for_a_wait_in_seconds(
@@ -253,11 +236,6 @@ async def test_the_receiver_asks_for_a_wait_in_seconds(
 ) -> None:
     receiver.usually = answering(429, Retry_After=header)
     assert (await posted(receiver.url)).retry_after == seconds
-
-
-async def test_a_refused_connection_is_no_answer(jumping: MockClock) -> None:
-    answer = await posted(f"http://127.0.0.1:{free_port()}/")
-    assert (answer.status, answer.text) == (None, "Connection refused")
 
 
 async def test_a_connection_is_used_again_soon_unless_the_receiver_has_closed_it(
@@ -321,25 +299,43 @@ async def test_a_certificate_of_an_unknown_authority_is_not_accepted(
         assert not receiver.received
 
 
-async def test_a_server_without_tls_is_no_answer(jumping: MockClock) -> None:
-    async def refuse(stream: trio.SocketStream) -> None:
-        await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+async def no_tls(stream: trio.abc.Stream) -> None:
+    """Another protocol, in plain text."""
+    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    (listener,) = await trio.open_tcp_listeners(0, host=LOOPBACK)
+
+async def no_handshake(_stream: trio.abc.Stream) -> None:
+    """A connection that is accepted, and nothing more."""
+    await trio.sleep_forever()
+
+
+Serve: TypeAlias = Callable[[trio.abc.Stream], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(serve: Serve, host: str, port: int = 0) -> AsyncIterator[int]:
+    """Serve connections to this address of loopback; yields the port."""
+    listeners = await trio.open_tcp_listeners(port, host=host)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, refuse, [listener])
-        port = listener.socket.getsockname()[1]
-        answer = await posted(f"https://{LOOPBACK}:{port}/")
+        await nursery.start(trio.serve_listeners, serve, listeners)
+        yield int(listeners[0].socket.getsockname()[1])
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("serve", "said"),
+    [
+        (no_tls, "no TLS: "),
+        (no_handshake, "no connection in time; is the address right?"),
+    ],
+)
+async def test_a_handshake_that_fails_or_hangs_ends(
+    jumping: MockClock, serve: Serve, said: str
+) -> None:
+    async with serving(serve, LOOPBACK) as port:
+        answer = await posted(f"https://{LOOPBACK}:{port}/", timeout_s=9)
     assert answer.status is None
-    assert answer.text.startswith("no TLS: ")
-
-
-async def test_a_handshake_that_hangs_ends(receiver: Receiver) -> None:
-    # It waits for the end of a head, which the bytes of TLS do not have.
-    url = receiver.url.replace("http:", "https:")
-    answer = await posted(url, timeout_s=9)
-    assert answer.text == "no connection in time; is the address right?"
+    assert answer.text.startswith(said)
 
 
 # --- addresses ------------------------------------------------------------------------
@@ -350,12 +346,8 @@ async def test_a_handshake_that_hangs_ends(receiver: Receiver) -> None:
     [
         ("127.1", "of this host; correct the url, or what its host resolves to; or set "
             "webhooks.mail.allow_private to true"),
-        ("0x7f000001", "of this host"),
         ("10.0.0.5", "private"),
-        ("169.254.169.254", "link-local; correct the url, or what its host resolves to"),
-        ("[::ffff:10.0.0.5]", "private"),
-        ("[64:ff9b::a9fe:a9fe]", "link-local"),
-        ("0", "unspecified"),
+        ("[64:ff9b::a9fe:a9fe]", "link-local; correct the url, or what its host "),
     ],
 )  # fmt: skip
 async def test_an_address_that_is_not_allowed_is_not_connected_to(
@@ -395,16 +387,49 @@ async def test_no_public_address_is_posted_to_without_encryption(
         await posted("http://192.88.98.1/", allow_private=True)
 
 
-async def test_a_name_that_is_unknown_is_no_answer(jumping: MockClock) -> None:
-    answer = await posted("https://nobody.invalid/", timeout_s=300)
+@pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "hangs"])
+async def test_the_next_address_is_tried_if_the_first_is_dead_or_hangs(
+    jumping: MockClock,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    is_dead: bool,
+) -> None:
+    resolve, first = socket.getaddrinfo, "127.0.0.2"
+
+    def two(host: Any, *args: Any, **options: Any) -> Any:
+        if host != "localhost":
+            return resolve(host, *args, **options)
+        return [
+            place for it in (first, LOOPBACK) for place in resolve(it, *args, **options)
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    async with AsyncExitStack() as stack:
+        receiver = await stack.enter_async_context(
+            receiving(server_context(certificates))
+        )
+        if not is_dead:
+            await stack.enter_async_context(serving(no_handshake, first, receiver.port))
+        url = receiver.url_of("localhost")
+        answer = await posted(url, ca_file=certificates.ca, timeout_s=9)
+    assert answer.is_accepted
+    assert answer.seconds < 9
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("nobody.invalid", "the host cannot be resolved: "),
+        ("a" * 64 + ".example", "encod"),
+        ("a..b", "encod"),
+    ],
+)
+async def test_a_name_without_an_address_is_no_answer(
+    jumping: MockClock, host: str, said: str
+) -> None:
+    answer = await posted(f"https://{host}/", timeout_s=300)
     assert answer.status is None
-    assert answer.text.startswith("the host cannot be resolved: ")
-
-
-async def test_a_host_that_no_name_can_be_is_no_answer(jumping: MockClock) -> None:
-    for host in ("a" * 64 + ".example", "a..b", "256.256.256.256"):
-        answer = await posted(f"https://{host}/", timeout_s=300)
-        assert (answer.status, bool(answer.text)) == (None, True)
+    assert said in answer.text
 
 
 async def test_a_resolver_that_hangs_delays_no_disk(
