@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
@@ -13,7 +13,7 @@ import pytest
 from liveness.core.cursors import CursorRow
 from liveness.core.records import Subscription
 from liveness.errors import StateError
-from liveness.service.storage.database import PUT_META, check_structure, reading
+from liveness.service.storage.database import PUT_META
 from liveness.service.storage.log_pages import PAGE_RECORDS, TRIMMED
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers import disk
@@ -93,12 +93,6 @@ def test_damage_is_a_gap_to_all_readers(store: LogStore) -> None:
     assert seqs_of(store, of("g")._replace(uid="u4")) == [(3, 4)]
 
 
-def test_a_missing_page_is_a_gap(store: LogStore) -> None:
-    fill(store, 5, 5, 5, 5)
-    store._db.execute("delete from log where last in (10, 15)")
-    assert seqs_of(store) == [*range(1, 6), (6, 15), *range(16, 21)]
-
-
 def test_the_oldest_page_and_the_newest_may_be_damaged(store: LogStore) -> None:
     fill(store, 5, 5, 5)
     overwrite(store, "records = x'00' where last = 5")
@@ -127,23 +121,6 @@ def test_users_out_of_order_are_refused_at_the_start(tmp_path: Path) -> None:
     store.path.write_bytes(data)
     with closing(LogStore(tmp_path)) as store, refused(store, "out of order"):
         store.check()
-
-
-def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
-    with closing(LogStore(tmp_path)) as store:
-        keep(store, *users(300))
-    whole, said = store.path.read_bytes(), set[str]()
-    for at in range(4_096, len(whole) - 64, 61):
-        store.path.write_bytes(whole[:at] + b"\xff" * 64 + whole[at + 64 :])
-        with reading(store.path) as db:
-            try:
-                check_structure(db, ["online"])
-            except sqlite3.DatabaseError as error:
-                said.add(str(error))
-    # Newer ones see that it is damaged before they ask for the memory.
-    is_older = sqlite3.sqlite_version_info < (3, 41)
-    assert said
-    assert "a row seems to be larger than memory" in said or not is_older
 
 
 @pytest.mark.parametrize("table", ["cursors", "trimmed"])
@@ -181,13 +158,6 @@ def test_a_trim_takes_a_damaged_page_with_the_next_whole_one(store: LogStore) ->
     assert store.bounds()[0] == 16
     assert {name: lost(store, name) for name in names} == {"g": 15, "idle": 10}
     assert store.damaged_records(store.bounds()[0]) == 0
-
-
-def test_a_full_log_with_a_damaged_page_is_trimmed(store: LogStore) -> None:
-    fill(store, 5, 5, 5)
-    overwrite(store, "records = x'00' where last = 5")
-    trim(store, most_bytes=1)
-    assert store.bounds() == (11, 16)
 
 
 def test_a_log_with_a_damaged_tree_is_trimmed_past_the_damage(tmp_path: Path) -> None:
@@ -268,32 +238,33 @@ def test_no_damage_to_the_file_loses_records_in_silence(
 # --- at the start ----------------------------------------------------------------------
 
 
-def left_as_it_was(path: Path, match: str) -> None:
-    """Check that a start refuses this file, changes nothing, and releases the lock."""
-    before = path.read_bytes()
-    for _ in range(2):
-        with pytest.raises(StateError, match=match):
-            LogStore(path.parent)
-    assert path.read_bytes() == before
+def no_database(path: Path) -> None:
+    path.write_bytes(b"not a database at all" * 500)
 
 
-def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
-    left_as_it_was(tmp_path / DATABASE, "cannot be read .*restore a backup")
-
-
-def test_a_database_cut_short_is_refused_and_left(tmp_path: Path) -> None:
-    with closing(LogStore(tmp_path)) as store:
+def cut_short(path: Path) -> None:
+    with closing(LogStore(path.parent)) as store:
         keep(store, *users(1_000))
-    os.truncate(store.path, store.path.stat().st_size // 2)
-    left_as_it_was(store.path, "cannot be read .*restore a backup")
+    os.truncate(path, path.stat().st_size // 2)
 
 
-def test_a_database_without_our_tables_is_left_as_it_is(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+def with_other_tables(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
         db.execute("pragma journal_mode = wal")
         db.execute("create table theirs (x)")
-    left_as_it_was(tmp_path / DATABASE, "cannot be read .*no such table")
+
+
+@pytest.mark.parametrize("damage", [no_database, cut_short, with_other_tables])
+def test_a_file_that_is_not_a_log_is_refused_and_left(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    path = tmp_path / DATABASE
+    damage(path)
+    before = path.read_bytes()
+    for _ in range(2):  # a start releases the lock
+        with pytest.raises(StateError, match=r"cannot be read .*restore a backup"):
+            LogStore(tmp_path)
+    assert path.read_bytes() == before
 
 
 def test_a_damaged_schema_is_refused_by_one_line(store: LogStore) -> None:

@@ -103,16 +103,6 @@ async def test_the_position_stays_before_what_was_not_taken_yet(log: Log) -> Non
     assert not damped.is_behind
 
 
-async def test_nothing_more_is_read_before_what_was_read_is_taken(log: Log) -> None:
-    damped = reader(log, Subscription("g", ALL.kinds - {"moved"}))
-    publish(log, off(1), on(2, gateway="h", at_s=1), on(3, "bob", at_s=2))
-    assert await take(damped, 2, limit=1) == []  # the offline waits
-    for taken in ([1], []):
-        assert [r.seq for r in await take(damped, 2, limit=1)] == taken
-        assert (damped.tail.position, damped.waiting) == (2, 0)
-    assert [r.seq for r in await take(damped, 2, limit=1)] == [3]
-
-
 async def test_a_far_behind_reader_leaves_out_the_same_as_one_that_follows(
     log: Log,
 ) -> None:
@@ -122,16 +112,6 @@ async def test_a_far_behind_reader_leaves_out_the_same_as_one_that_follows(
     # Two at a time: until all is read, the wall clock alone settles nothing.
     taken = [r.seq for _ in range(3) for r in await take(damped, 1_000, limit=2)]
     assert (taken, counts.left_out) == ([1, 4], 2)
-
-
-async def test_a_user_who_is_back_elsewhere_has_moved_for_readers_of_both_gateways(
-    log: Log,
-) -> None:
-    wanted = [ALL._replace(gateway=name) for name in ("g", "h", "other")]
-    readers = [reader(log, subscription) for subscription in wanted]
-    publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
-    taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
-    assert taken == [["moved"], ["moved"], []]
 
 
 async def test_a_reader_of_some_gateways_without_moves_sees_users_leave_and_come(
@@ -184,13 +164,6 @@ async def test_what_does_not_concern_the_reader_is_passed_in_bounded_steps(
         calls += 1
     assert calls > 9 / STEPS
     assert damped.position == 9
-
-
-async def test_kinds_that_are_not_wanted_decide_and_are_not_returned(log: Log) -> None:
-    damped = reader(log, Subscription(None, frozenset({"offline"})))
-    publish(log, on(1), off(2), on(3, at_s=1), off(4, "bob", at_s=2))
-    assert [r.seq for r in await take(damped, 100)] == [4]
-    assert damped.position == 4
 
 
 async def test_for_a_resumed_reader_all_older_records_are_doubtful(log: Log) -> None:
@@ -275,23 +248,6 @@ async def test_an_offline_settles_in_time_if_the_clock_was_set_before_it_was_rea
 
 
 @pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
-async def test_no_offline_settles_before_an_online_if_the_clock_was_set_as_the_disk_hung(
-    log: Log, step_s: float
-) -> None:
-    damped = reader(log)
-    publish(log, off(1))
-    assert await take(damped, 0) == []
-    CLOCK.move_to(9)
-    back = on(2, at_s=9)
-    append(log.log_writer, Changes(records=batch_of([back])))
-    CLOCK.wall_s += step_s
-    assert await take(damped, 15) == []
-    log.log_writer._queue.popleft()
-    journals.publish(log, back)
-    assert await take(damped, 15) == []
-
-
-@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
 async def test_an_offline_of_the_last_process_settles_in_time_if_the_clock_was_set_since(
     tmp_path: Path, step_s: float
 ) -> None:
@@ -330,13 +286,3 @@ async def test_what_was_decided_before_a_step_of_the_clock_and_a_restart_has_its
     with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
         decided = [log.log_writer.decided_ms(it) for it in records]
     assert decided == [10_000_000, 10_004_000]
-
-
-async def test_an_offline_from_before_the_clock_was_set_back_waits_no_longer(
-    log: Log,
-) -> None:
-    journals.publish(log, off(1))  # by an earlier process
-    CLOCK.wall_s -= 3_600
-    damped = reader(log)
-    assert await take(damped, 1) == []
-    assert [r.seq for r in await take(damped, 1 + SETTLE_S)] == [1]

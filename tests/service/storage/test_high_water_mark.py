@@ -67,14 +67,12 @@ def lines_of(said: list[Any]) -> list[str]:
 # --- it goes on -----------------------------------------------------------------------
 
 
-def test_a_stopped_log_keeps_its_id(host: Host) -> None:
-    log = host.run(3)
-    assert [host.run(), host.run(2, 1), host.run()] == [log] * 3
-
-
-def test_a_killed_log_keeps_its_id(host: Host) -> None:
-    log = host.killed_after(3, 1)
-    assert [host.killed_after(), host.killed_after(2), host.run()] == [log] * 3
+@pytest.mark.parametrize("run", [Host.run, Host.killed_after])
+def test_a_log_that_was_stopped_or_killed_keeps_its_id(
+    host: Host, run: Callable[..., str]
+) -> None:
+    log = run(host, 3, 1)
+    assert [run(host), run(host, 2), host.run()] == [log] * 3
 
 
 def test_records_that_were_not_shown_yet_keep_the_id(host: Host) -> None:
@@ -86,14 +84,6 @@ def test_records_that_were_not_shown_yet_keep_the_id(host: Host) -> None:
     mark_of(host.runtime, store.log).write_bytes(before)
     with host.start() as again:
         assert (again.log, again.bounds()) == (store.log, (1, 6))
-
-
-def test_a_copy_of_all_that_was_shown_keeps_the_id(host: Host) -> None:
-    """As when the state moves to another disk of the host."""
-    log = host.run(3)
-    copy = host.copied()
-    host.put_back(copy)
-    assert host.run() == log
 
 
 # --- it has lost records --------------------------------------------------------------
@@ -132,19 +122,6 @@ def test_an_older_copy_begins_another_log(host: Host, said: list[Any]) -> None:
         assert store.ancestors == {was: 3}
         assert len(page(store)) == 3
     assert [line["lost"] for line in said if LACKS in line["event"]] == [1]
-
-
-def test_the_newer_state_put_back_at_last_begins_another_log(host: Host) -> None:
-    was = host.run(3)
-    copy = host.copied()
-    host.run(1)
-    newer = host.state.rename(host.state.with_name("newer"))
-    copy.rename(host.state)
-    other = host.run(2)
-    host.put_back(newer)
-    with host.start() as store:
-        assert store.log not in (was, other)
-        assert store.ancestors == {was: 4}
 
 
 def test_of_two_copies_one_continues_the_log(host: Host, said: list[Any]) -> None:
@@ -193,21 +170,6 @@ def test_after_a_start_of_the_host_a_log_has_another_id_and_all_records(
 def test_a_new_log_says_nothing(host: Host, said: list[Any]) -> None:
     host.run()
     assert lines_of(said) == []
-
-
-def test_a_restored_backup_takes_one_id_and_leaves_the_mark_of_the_original(
-    host: Host,
-) -> None:
-    was = host.run(3)
-    copy = host.copied()
-    with closing(LogStore(copy)) as store:
-        store._db.execute("insert into meta values ('copied', 1)")
-    with host.start(copy) as store:
-        assert store.ancestors == {was: 3}
-        own = store.log
-    with host.start(copy) as store:
-        assert store.log == own
-    assert host.run() == was
 
 
 # --- the file -------------------------------------------------------------------------

@@ -222,12 +222,6 @@ def test_a_search_ends_in_time_and_says_how_far_back_it_went(
     assert look.back_to.at >= look.back_to.seq * EVERY_MS
 
 
-def test_the_newest_seq_is_found(folder: Path) -> None:
-    with open_log(folder) as book:
-        assert book.newest() == LogPosition(len(RECORDS), len(RECORDS) * EVERY_MS)
-        assert book.online("7") is None
-
-
 def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
     LogStore(tmp_path).close()
     with open_log(tmp_path) as book:

@@ -15,13 +15,9 @@ from hypothesis import strategies as st
 
 from liveness.core.cursors import CursorRow
 from liveness.core.records import (
-    KINDS,
-    SESSION_KINDS,
     TIMER,
-    Logged,
     OnlineRow,
     Record,
-    Subscription,
     TimerRecord,
     Uid,
 )
@@ -50,11 +46,8 @@ from tests.service.storage.journals import (
     page,
     row,
     trim,
-    users,
     write,
 )
-
-UIDS = ("7", 7, "7/a", "u", "u/b")  # with the separator "/"
 
 
 def offline(
@@ -202,64 +195,6 @@ def test_a_page_has_few_large_records(store: LogStore) -> None:
     assert len(pages) <= 4 * 100 * MAX_TEXT_BYTES / PAGE_BYTES
 
 
-names = st.sampled_from(("g", "h", "i"))
-drawn_commits = st.lists(
-    st.lists(
-        st.tuples(st.sampled_from(SESSION_KINDS), names, names | st.none()), min_size=1
-    ),
-    max_size=8,
-)
-
-
-@BOUNDED
-@given(
-    drawn_commits,
-    st.builds(
-        Subscription,
-        names | st.none(),
-        st.frozensets(st.sampled_from(KINDS)),
-        uid=st.sampled_from([None, None, *UIDS]),
-    ),
-    st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(1, 9)),
-)
-def test_a_reader_gets_the_same_wherever_the_pages_end(
-    tmp_path_factory: pytest.TempPathFactory,
-    commits: list[list[tuple[str, str, str | None]]],
-    wanted: Subscription,
-    asked: tuple[int, int, int],
-) -> None:
-    after, until, limit = asked
-    seqs, records = count(1), list[Logged]()
-    with made(tmp_path_factory) as store:
-        for commit in commits:
-            new = [
-                Record(
-                    seq,
-                    *(kind, uid, gateway, 1, None, "login", 1),
-                    from_gateway=origin,
-                    user_size=int("/" in str(uid)),
-                )
-                for (kind, gateway, origin), seq in zip(commit, seqs, strict=False)
-                for uid in UIDS[seq % 5 : seq % 5 + 1]
-            ]
-            write(store, *new)
-            records += new
-        got = store.read(after=after, until=until, wanted=wanted, limit=limit)
-    expected: list[Logged] = [
-        record
-        for record in records[after:until]
-        if record.kind in wanted.kinds
-        and wanted.gateway in (None, record.gateway, record.from_gateway)
-        and (
-            wanted.uid is None
-            or str(wanted.uid) in (str(record.uid), str(record.uid)[:1])
-        )
-        and not (wanted.users and record.kind == "moved")
-    ][:limit]
-    reached = expected[-1].seq if len(expected) == limit else until
-    assert got == LogRows(expected, reached, 1, 0)
-
-
 def test_a_scan_that_finds_nothing_still_moves_its_reader_forward(
     store: LogStore,
 ) -> None:
@@ -379,16 +314,6 @@ def test_nothing_above_the_permitted_seq_is_trimmed(store: LogStore) -> None:
         assert store.bounds() == (first, 4_001)
 
 
-def test_a_file_full_of_sessions_keeps_the_newest_page_of_the_log(
-    store: LogStore,
-) -> None:
-    keep(store, *users(5_000))
-    fill(store, 5_000)
-    while trim(store, most_bytes=1):
-        pass
-    assert store.bounds() == (4_001, 5_001)
-
-
 def test_a_read_begins_with_what_is_still_kept(store: LogStore) -> None:
     fill(store, 5, at=1_000)
     fill(store, 5, at=2_000)
@@ -424,39 +349,6 @@ def test_the_newest_trimmed_record_is_known_for_each_name(store: LogStore) -> No
     assert store.cursors() == cursors
 
 
-gateways = st.sampled_from("ghi")
-
-
-@BOUNDED
-@given(
-    st.lists(st.tuples(gateways, gateways, stamps), min_size=1, max_size=12),
-    st.fixed_dictionaries({name: st.integers(0, 12) for name in "ghi"}),
-    st.lists(stamps, min_size=1, max_size=4),
-)
-def test_only_a_trimmed_record_that_was_not_read_is_lost(
-    tmp_path_factory: pytest.TempPathFactory,
-    records: list[tuple[str, str, int]],
-    seqs: dict[str, int],
-    steps: list[int],
-) -> None:
-    with made(tmp_path_factory) as store:
-        cursors = {("gateway", name): CursorRow(seqs[name], 1, None) for name in seqs}
-        store.write(Batch(cursors=cursors))
-        for seq, (gateway, origin, at) in enumerate(records, 1):
-            record = moved(seq, gateway=gateway, origin=origin)
-            write(store, record._replace(at=at))
-        for oldest_ms in steps:
-            trim(store, oldest_ms=oldest_ms)
-        first, _ = store.bounds()
-        for name, seq in seqs.items():
-            gone = [
-                of
-                for of, (gateway, origin, _) in enumerate(records[: first - 1], 1)
-                if of > seq and name in (gateway, origin)
-            ]
-            assert (lost(store, name, after=seq) > seq) is bool(gone)
-
-
 def test_all_that_was_trimmed_before_is_lost_to_a_new_name(store: LogStore) -> None:
     fill(store, 3, at=1)
     fill(store, 3, at=2)
@@ -478,14 +370,6 @@ def test_names_that_were_not_used_for_long_are_forgotten(store: LogStore) -> Non
 
 
 # --- opening -----------------------------------------------------------------------
-
-
-def test_the_log_keeps_its_id_and_another_folder_has_another(tmp_path: Path) -> None:
-    ids = []
-    for folder in ("a", "a", "b"):
-        with closing(LogStore(tmp_path / folder)) as store:
-            ids.append(store.log)
-    assert ids[0] == ids[1] != ids[2]
 
 
 def test_only_a_log_from_before_users_had_one_name_says_so(tmp_path: Path) -> None:

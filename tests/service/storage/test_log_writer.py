@@ -26,6 +26,7 @@ from liveness.service.timers.state_writer import TRIM_EVERY_S
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import (
+    VirtualClock,
     append,
     forget,
     introduce,
@@ -40,16 +41,6 @@ from tests.service.storage.journals import (
 KEY = ("gateway", "g")
 LONG_AGO_MS = 1_000
 RETENTION_S = 60  # of `trimming`
-
-
-class VirtualClock(Clock):
-    """A wall clock that follows the loop's virtual time."""
-
-    def wall_ms(self) -> int:
-        return LONG_AGO_MS + int(trio.current_time() * 1000)
-
-    def boot_s(self) -> float:
-        return trio.current_time()
 
 
 class Rig:

@@ -29,8 +29,6 @@ from tests.helpers.strategies import HARD_UIDS
 from tests.service.storage.journals import online, page
 
 MIGRATED: Final = "an older file was migrated"
-# Far less than all copied rows would take in memory.
-MOST_MEMORY_BYTES: Final = 24 * 2**20
 
 
 def tables(path: Path) -> list[tuple[Any, ...]]:
@@ -182,10 +180,7 @@ def test_a_newer_file_that_keeps_no_wal_is_not_given_one(path: Path) -> None:
     "change",
     [
         "delete from meta",
-        *(
-            f"update meta set value = {value}"
-            for value in ("0", "-1", "'x'", "'1'", "1.5", "null")
-        ),
+        *(f"update meta set value = {value}" for value in ("0", "'1'", "1.5")),
     ],
 )
 def test_a_file_of_no_known_schema_is_refused_and_left(path: Path, change: str) -> None:

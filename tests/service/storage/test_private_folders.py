@@ -66,13 +66,6 @@ def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -
     assert [*folder.iterdir()] == []
 
 
-@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o2755])
-def test_a_folder_that_others_may_only_read_is_fine(folder: Path, mode: int) -> None:
-    folder.mkdir()
-    folder.chmod(mode)
-    LogStore(folder).close()
-
-
 @as_root
 def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o700)
