@@ -1,16 +1,13 @@
 """`liveness.watch(settle_s=…)` on a running service, in virtual time."""
 
-import random
 import shutil
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from anyio.abc import SocketAttribute
 from trio.testing import MockClock
 
 import liveness
@@ -124,19 +121,6 @@ async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) ->
 
 
 @virtual
-async def test_waits_that_are_cut_off_let_offlines_settle_too(rig: Rig) -> None:
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    async with reading(rig) as watch:
-        await does(gateway, "logout", "ada")
-        found: list[RecordMap] = []
-        with trio.fail_after(SETTLE_S * 2):
-            while not found:
-                with trio.move_on_after(0.1):
-                    found.append(await anext(watch))
-        assert found[0]["kind"] == OFFLINE
-
-
-@virtual
 async def test_offlines_settle_while_timers_fire_all_the_time(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada"], kinds=[])
     await does(gateway, "logout", "ada")
@@ -183,39 +167,6 @@ async def test_a_wall_clock_set_before_a_new_link_makes_no_short_absence_a_long_
         await gateway.send(["login", ["ada"]])
         await nothing_of(watch, 4 * SETTLE_S)
         assert watch.damping.left_out == 2
-
-
-@virtual
-async def test_a_wall_clock_set_before_a_record_settles_it_no_later(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    writer = rig.log_writer.writer
-    write = writer.write
-    async with reading(rig) as watch:
-        monkeypatch.setattr(rig_module, "WALL_MS", WALL_MS + 3_000)
-        await does(gateway, "login", "bob")
-        assert await next_of(watch, 1) == [(ONLINE, "bob")]
-        await trio.sleep(1)
-        monkeypatch.setattr(writer, "write", slowed(write, SETTLE_S - 1))
-        began = trio.current_time()
-        await gateway.send(["logout", ["ada"]])
-        await trio.sleep(1)
-        monkeypatch.setattr(writer, "write", write)
-        assert await next_of(watch, 1) == [(OFFLINE, "ada")]
-        assert trio.current_time() - began < SETTLE_S + 2 * damped_records.QUIET_S
-
-
-@virtual
-async def test_batches_and_kinds_have_what_the_program_asked_for(rig: Rig) -> None:
-    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
-    async with reading(rig, kinds=["offline"]) as watch:
-        batches = watch.batches()
-        await does(gateway, "logout", "ada", "bob")
-        await does(gateway, "login", "eve")
-        with trio.fail_after(60):
-            batch = await anext(batches)
-        assert [record["uid"] for record in batch] == ["ada", "bob"]
 
 
 @pytest.mark.parametrize("settle_s", [-1, 600.5, "5", True, float("nan"), None])
@@ -409,129 +360,3 @@ async def test_a_new_link_has_its_moment_to_say_who_is_back(
         monkeypatch.setattr(SidecarLink, "next_frame", late)
         await nothing_of(watch, SETTLE_S * 2)
         assert watch.damping.left_out == 2
-
-
-@virtual
-async def test_with_a_new_log_everything_that_waits_comes_first(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    first, second = tmp_path / "1", tmp_path / "2"
-    place = tmp_path / "g.sock"
-
-    @contextmanager
-    def linked_to(folder: Path) -> Iterator[None]:
-        place.unlink(missing_ok=True)
-        place.symlink_to(folder / "g.sock")
-        yield
-
-    for folder in (first, second):
-        folder.mkdir()
-    async with watch_of(place, name=NAME) as watch:
-        async with running(first, clock=VirtualWallClock) as rig:
-            with linked_to(first):
-                gateway = await rig.gateway_of(["ada"], kinds=[])
-                await watch.connected()
-                await does(gateway, "logout", "ada")
-                await nothing_of(watch, 1)
-        async with running(second, clock=VirtualWallClock) as rig:
-            with linked_to(second):
-                await rig.gateway_of(["ada"], kinds=[])
-                with trio.fail_after(60):
-                    found = [await anext(watch) for _ in range(3)]
-                assert [record["kind"] for record in found] == [OFFLINE, "log", ONLINE]
-
-
-# --- many sessions, and restarts of everything that reads -----------------------------
-
-
-class Friends:
-    """A receiver that keeps the set of online users, also over readers."""
-
-    def __init__(self) -> None:
-        self.online: set[str] = set()
-        self.offlines: list[int] = []
-
-    def take(self, record: RecordMap) -> None:
-        if record["kind"] == OFFLINE:
-            self.online.discard(record["uid"])
-            self.offlines.append(record["seq"])
-        else:
-            self.online.add(record["uid"])
-
-
-@pytest.mark.rig(clock=VirtualWallClock, timeout_s=3_600)
-@pytest.mark.parametrize("seed", range(8))
-async def test_restarts_lose_no_change_and_show_no_flicker(rig: Rig, seed: int) -> None:
-    chance = random.Random(seed)
-    users = [f"user-{n}" for n in range(6)]
-    gateways = [await rig.gateway(name, kinds=[]) for name in "gh"]
-    friends = Friends()
-    with trio.fail_after(3_600):
-        async with trio.open_nursery() as nursery:
-            reader = _Reader(rig, friends, chance)
-            nursery.start_soon(reader.run)
-            await reader.is_reading()
-            for _ in range(80):
-                gateway, uid = chance.choice(gateways), chance.choice(users)
-                await does(gateway, chance.choice(["login", "logout", "logout"]), uid)
-                match chance.randrange(12):
-                    case 0:
-                        await reader.crash()
-                        nursery.start_soon(reader.run)
-                        await reader.is_reading()
-                    case 1:
-                        reader.lose_link()
-                    case _:
-                        pass
-                await trio.sleep(chance.choice([0, 0.1, 1, 2, 4, 8]))
-            await trio.sleep(2 * SETTLE_S)
-            nursery.cancel_scope.cancel()
-    log = rig.log()
-    online: set[str] = set()
-    for record in log:
-        assert isinstance(record.uid, str)
-        (online.discard if record.kind == OFFLINE else online.add)(record.uid)
-    assert friends.online == online
-    for seq in friends.offlines:
-        gone = log[seq - 1]
-        later = (it for it in log[seq:] if it.uid == gone.uid)
-        back = next(later, None)
-        if back is not None and back.at < gone.at + SETTLE_S * 1000:
-            raise AssertionError((gone, back))
-
-
-class _Reader:
-    """The program that reads: it may crash at any moment, and lose its link."""
-
-    def __init__(self, rig: Rig, friends: Friends, chance: random.Random) -> None:
-        self._rig, self._friends, self._chance = rig, friends, chance
-        self._scope = trio.CancelScope()
-        self._has_ended = trio.Event()
-        self._watch = watch_of(rig._path, name=NAME)
-
-    async def run(self) -> None:
-        self._watch = watch_of(self._rig._path, name=NAME)
-        try:
-            with trio.CancelScope() as self._scope:
-                async for record in self._watch:
-                    await trio.sleep(self._chance.choice([0, 0, 0.01]))
-                    self._friends.take(record)
-        finally:  # nothing that is finished is acknowledged
-            with trio.CancelScope(shield=True):
-                await self._watch._link.drop()
-            self._has_ended.set()
-
-    async def is_reading(self) -> None:
-        await self._rig.until(lambda: self._watch._link._link is not None)
-
-    async def crash(self) -> None:
-        """End as if it were killed."""
-        self._scope.cancel()
-        await self._has_ended.wait()
-        self._has_ended = trio.Event()
-
-    def lose_link(self) -> None:
-        link = self._watch._link._link
-        if link is not None:
-            sock = link._stream.extra(SocketAttribute.raw_socket)
-            sock.shutdown(socket.SHUT_RDWR)

@@ -16,8 +16,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from liveness.client.record_link import LOG
-from liveness.client.watcher import Watch
 from tests.service.http.reading import reading
 from tests.service.rig import Caller, Rig, VirtualWallClock, running
 
@@ -94,51 +92,11 @@ class Feed:
             return await until_quiet(take)
 
 
-class Program:
-    """A program that reads by the library, over all lives of the sidecar or anew in each."""
-
-    def __init__(self, *, lives_on: bool = False, **options: Any) -> None:
-        self._lives_on, self._options = lives_on, options
-        self._position: dict[str, Any] = {"after": 0}
-        self._watch: Watch | None = None
-
-    async def seqs(self, rig: Rig) -> list[int]:
-        watch = self._watch
-        if watch is None:
-            watch = self._watch = Watch(
-                str(rig._path),
-                pause_between=lambda *_: 0,
-                wall_s=lambda: VirtualWallClock().wall_ms() / 1000,
-                **self._position,
-                **self._options,
-            )
-
-        async def take() -> list[int]:
-            record = await anext(watch)
-            return [] if record["kind"] == LOG else [record["seq"]]
-
-        found = await until_quiet(take)
-        if not self._lives_on:
-            self._position = {"after": watch.position, "log": watch.log}
-            await self.leave()
-        return found
-
-    async def leave(self) -> None:
-        if self._watch is not None:
-            await self._watch.aclose()
-            self._watch = None
-
-
 READERS: Final[dict[str, Callable[[], LogReader]]] = {
     "link": OwnPosition,
     "stored cursor": StoredCursor,
     "feed": Feed,
     "damped feed": partial(Feed, "&settle_s=5"),
-    "program": Program,
-    "living program": partial(Program, lives_on=True),
-    "named program": partial(Program, name=NAME),
-    "damped program": partial(Program, settle_s=5),
-    "damped and named": partial(Program, settle_s=5, name=NAME),
 }
 
 
@@ -177,8 +135,6 @@ async def test_a_reader_gets_each_record_behind_the_last_that_both_logs_have(
     async with life(tmp_path, *"ghijk") as rig:
         assert rig.store.log != was
         assert await reader.seqs(rig) == [*range(expected, expected + 5)]
-        if isinstance(reader, Program):
-            await reader.leave()
 
 
 async def test_clocks_of_a_stop_are_used_after_a_start_of_the_host(

@@ -1,10 +1,9 @@
 """The wall clock is set, the host sleeps, starts anew: what is stored keeps its moment."""
 
 import json
-import shutil
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,7 @@ from trio.testing import MockClock
 from liveness import host_clock
 from liveness.core.timer_states import UNANSWERED
 from liveness.errors import StateError
-from liveness.service.common.clock import Clock
+from liveness.service.common.clock import Clock, StateTime
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.log_writer import CLOCK_LOOK_S
 from liveness.service.timers.state_writer import TRIM_EVERY_S
@@ -70,25 +69,6 @@ async def fires_at(gateway: Caller, key: str) -> float:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-@pytest.mark.parametrize("ahead_s", [WRONG_S, -WRONG_S], ids=["ahead", "behind"])
-async def test_a_timer_fires_in_time_though_the_wall_clock_was_corrected_before(
-    host: Host, ahead_s: int, end: str
-) -> None:
-    host.clock.ahead_s = ahead_s
-    async with host.sidecar(end=end) as rig:
-        gateway = await rig.gateway("g")
-        host.clock.ahead_s = 0
-        await trio.sleep(10)
-        asked = trio.current_time()
-        await asks(gateway, "k", SECONDS)
-    await trio.sleep(10)
-    async with host.sidecar() as rig:
-        gateway = await rig.gateway("g")
-        at = await fires_at(gateway, "k")
-    assert SECONDS <= at - asked <= SECONDS + SOON_S
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
 @pytest.mark.parametrize("step_s", [WRONG_S, -WRONG_S], ids=["forward", "back"])
 async def test_a_wall_clock_that_is_set_while_no_sidecar_runs_moves_no_timer(
     host: Host, step_s: int, end: str
@@ -112,21 +92,6 @@ async def test_overdue_timers_fire_when_the_host_wakes_up(host: Host) -> None:
         woke = trio.current_time()
         assert await fires_at(gateway, "overdue") <= woke + SOON_S
         assert SECONDS <= await fires_at(gateway, "later") - woke <= SECONDS + SOON_S
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_timer_of_a_host_that_has_slept_is_not_early_after_a_restart(
-    host: Host, end: str
-) -> None:
-    async with host.sidecar(end=end) as rig:
-        gateway = await rig.gateway("g")
-        host.clock.slept_s += WRONG_S
-        await trio.sleep(10)
-        asked = trio.current_time()
-        await asks(gateway, "k", SECONDS)
-    async with host.sidecar() as rig:
-        at = await fires_at(await rig.gateway("g"), "k")
-    assert SECONDS <= at - asked <= SECONDS + SOON_S
 
 
 async def test_an_attempt_gets_its_time_although_the_host_slept_meanwhile(
@@ -184,98 +149,6 @@ async def test_after_a_boot_the_wall_clocks_say_how_much_time_has_passed(
     assert SECONDS <= at - asked <= SECONDS + SOON_S
 
 
-async def test_a_wall_clock_that_is_behind_after_a_boot_takes_nothing_back(
-    host: Host,
-) -> None:
-    async with host.sidecar() as rig:
-        gateway = await rig.gateway("g")
-        asked = trio.current_time()
-        await asks(gateway, "k", SECONDS)
-        await trio.sleep(10)
-    stopped_ms = host.clock.state_ms()
-    host.clock.start_host("second boot")
-    host.clock.ahead_s = -WRONG_S
-    await trio.sleep(20)
-    async with host.sidecar() as rig:
-        assert host.clock.state_ms() == pytest.approx(stopped_ms, abs=50)
-        host.clock.ahead_s = 0
-        at = await fires_at(await rig.gateway("g"), "k")
-    # Of the 20 seconds nobody knew.
-    assert SECONDS + 20 <= at - asked <= SECONDS + 20 + 2 * SOON_S
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_boot_with_a_clock_that_begins_anew_takes_no_time_from_the_next(
-    host: Host, end: str
-) -> None:
-    async with host.sidecar(end=end) as rig:
-        asked = trio.current_time()
-        await asks(await rig.gateway("g"), "k", SECONDS)
-    for boot in ("second boot", "third boot"):
-        host.clock.start_host(boot)
-        host.clock.ahead_s = -TEN_DAYS_S
-        for _ in range(2):
-            async with host.sidecar(end=end):
-                await trio.sleep(CLOCK_LOOK_S + 1)
-            await trio.sleep(2)
-    host.clock.start_host("last boot")
-    host.clock.ahead_s = 0
-    async with host.sidecar() as rig:
-        at = await fires_at(await rig.gateway("g"), "k")
-    assert SECONDS <= at - asked <= SECONDS + SOON_S
-
-
-async def test_a_clock_that_was_set_in_the_same_boot_counts_again(host: Host) -> None:
-    async with host.sidecar():
-        pass
-    host.clock.start_host("second boot")
-    host.clock.ahead_s = -TEN_DAYS_S
-    async with host.sidecar():
-        pass
-    host.clock.ahead_s = -WRONG_S  # by hand, and still behind
-    async with host.sidecar(end="kill") as rig:
-        asked = trio.current_time()
-        await asks(await rig.gateway("g"), "k", SECONDS)
-    host.clock.start_host("third boot")
-    await trio.sleep(10)
-    async with host.sidecar() as rig:
-        at = await fires_at(await rig.gateway("g"), "k")
-    assert SECONDS <= at - asked <= SECONDS + SOON_S
-
-
-async def test_a_copy_on_another_host_goes_on_by_its_wall_clock(
-    host: Host, tmp_path: Path
-) -> None:
-    host.clock.ahead_s = WRONG_S
-    async with host.sidecar(end="kill") as rig:
-        gateway = await rig.gateway("g")
-        host.clock.ahead_s = 0
-        await trio.sleep(CLOCK_LOOK_S + 1)
-        asked = trio.current_time()
-        await asks(gateway, "k", SECONDS)
-    other = Host(tmp_path / "other")
-    other.clock.start_host("another host's")
-    shutil.copytree(host.folder / "state", other.folder / "state")
-    await trio.sleep(10)
-    async with other.sidecar() as rig:
-        at = await fires_at(await rig.gateway("g"), "k")
-    assert SECONDS <= at - asked <= SECONDS + SOON_S
-
-
-async def test_a_state_of_an_older_version_goes_on_by_the_wall_clock(
-    host: Host,
-) -> None:
-    async with host.sidecar() as rig:
-        asked = trio.current_time()
-        await asks(await rig.gateway("g"), "k", SECONDS)
-    with closing(sqlite3.connect(host.folder / "state" / DATABASE)) as db, db:
-        db.execute("delete from meta where key = 'clock'")
-    await trio.sleep(10)
-    async with host.sidecar() as rig:
-        at = await fires_at(await rig.gateway("g"), "k")
-    assert SECONDS <= at - asked <= SECONDS + SOON_S
-
-
 async def test_timers_keep_their_clock_although_the_log_was_moved_away(
     host: Host,
 ) -> None:
@@ -303,29 +176,94 @@ async def test_a_clock_that_is_damaged_on_disk_is_not_believed(host: Host) -> No
         LogStore(host.folder / "state")
 
 
-# --- the clocks of a real host -----------------------------------------------------------
+# --- the clock itself -----------------------------------------------------------------
 
-NOT_SHIFTED: Final = "monotonic 0 0\nboottime 0 0\n"
-SHIFTED: Final = "monotonic 0 0\nboottime 86400 0\n"
 
-# The name of a boot, by its id and by the offsets of a time namespace; None: no file.
-BootName = Callable[[str | None, str | None], str]
+class State:
+    """The clock of a state; what a sidecar has stored of it, the next one goes on from."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualWallClock()
+        self._stored: StateTime | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.clock.resume_state(self._stored)
+        self.store()
+
+    def store(self) -> None:
+        self._stored = self.clock.state_time()
+
+    @property
+    def seconds(self) -> float:
+        return self.clock.state_s()
 
 
 @pytest.fixture
-def boot_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BootName:
-    """The sidecar's name of a boot, from the files that it can read."""
+async def state(jumping: MockClock) -> State:
+    return State()
 
-    def name(boot: str | None, offsets: str | None) -> str:
-        for constant, text in (("BOOT_ID", boot), ("TIME_OFFSETS", offsets)):
-            path = tmp_path / constant
-            path.unlink(missing_ok=True)
-            if text is not None:
-                path.write_text(text)
-            monkeypatch.setattr(host_clock, constant, path)
-        return Clock().boot_id()
 
-    return name
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_within_a_boot_the_clock_of_a_state_runs_by_elapsed_time(
+    state: State, end: str
+) -> None:
+    began = state.seconds
+    state.clock.slept_s += WRONG_S
+    state.clock.ahead_s = -2 * WRONG_S
+    await trio.sleep(10)
+    if end == "stop":
+        state.store()
+    state.clock.ahead_s = WRONG_S
+    await trio.sleep(10)
+    state.start()
+    assert state.seconds - began == pytest.approx(WRONG_S + 20)
+
+
+async def test_a_wall_clock_that_is_behind_after_a_boot_takes_nothing_back(
+    state: State,
+) -> None:
+    began = state.seconds
+    state.clock.start_host("second boot")
+    state.clock.ahead_s = -WRONG_S
+    await trio.sleep(20)
+    state.start()
+    assert state.seconds == pytest.approx(began)
+    state.clock.ahead_s = 0
+    await trio.sleep(10)
+    assert state.seconds == pytest.approx(began + 10)
+
+
+async def test_a_boot_with_a_clock_that_begins_anew_takes_no_time_from_the_next(
+    state: State,
+) -> None:
+    began = state.seconds
+    for boot in ("second boot", "third boot"):
+        state.clock.start_host(boot)
+        state.clock.ahead_s = -TEN_DAYS_S
+        for _ in range(2):
+            state.start()
+            await trio.sleep(10)
+            state.store()
+    state.clock.start_host("last boot")
+    state.clock.ahead_s = 0
+    state.start()
+    assert state.seconds - began == pytest.approx(40, abs=0.1)
+
+
+async def test_a_clock_that_was_set_in_the_same_boot_counts_again(
+    state: State,
+) -> None:
+    state.clock.start_host("second boot")
+    state.clock.ahead_s = -TEN_DAYS_S
+    state.start()
+    state.clock.ahead_s = -WRONG_S  # by hand, and still behind
+    state.start()
+    began = state.seconds
+    state.clock.start_host("third boot")
+    await trio.sleep(10)
+    state.start()
+    assert state.seconds - began == pytest.approx(10, abs=0.1)
 
 
 def test_the_clock_of_a_state_runs_on_while_the_host_sleeps(
@@ -339,26 +277,22 @@ def test_the_clock_of_a_state_runs_on_while_the_host_sleeps(
     assert clock.state_s() - asleep == pytest.approx(WRONG_S)
 
 
-@pytest.mark.parametrize("offsets", [NOT_SHIFTED, None], ids=["of today", "older"])
 def test_each_boot_has_a_name_of_its_own_on_any_kernel(
-    boot_name: BootName, offsets: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = boot_name("first\n", offsets)
-    assert first
-    assert boot_name("second\n", offsets) != first
-    assert boot_name("first\n", offsets) == first
-
-
-def test_a_boot_has_another_name_where_a_time_namespace_shifts_its_clock(
-    boot_name: BootName,
-) -> None:
-    assert boot_name("first\n", SHIFTED) != boot_name("first\n", NOT_SHIFTED)
-
-
-def test_a_boot_without_an_id_has_no_name_whatever_its_time_namespace(
-    boot_name: BootName,
-) -> None:
-    assert boot_name(None, NOT_SHIFTED) == ""
+    monkeypatch.setattr(host_clock, "BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr(host_clock, "TIME_OFFSETS", tmp_path / "offsets")
+    assert Clock().boot_id() == ""
+    names = [Clock().boot_id()]
+    for boot in ("first\n", "second\n"):
+        (tmp_path / "boot").write_text(boot)
+        names.append(Clock().boot_id())
+    for is_shifted in (0, 86_400):  # by a time namespace; an older kernel has none
+        offsets = f"monotonic 0 0\nboottime {is_shifted} 0\n"
+        (tmp_path / "offsets").write_text(offsets)
+        names.append(Clock().boot_id())
+        assert Clock().boot_id() == names[-1]
+    assert len({*names}) == 5
 
 
 # --- sessions -------------------------------------------------------------------------
