@@ -70,11 +70,11 @@ async def test_a_record_is_a_message(running: Running, reader: TopicReader) -> N
     timer = TimerRecord(101, TIMER, "g", "k", None, None, AT, 1, AT)
     async with running(kinds="online,offline,timer") as service:
         service.log(100)
-        service.add(timer)
+        service.rig.publish(timer)
         await service.until_delivered()
         assert service.now.state == "following"
         assert service.now.sent == 101
-        log = service._store.log.encode()
+        log = service.outlet.log.log.encode()
     check(reader, 101)
     assert len(reader.messages) == 101
     schema = jsonschema.Draft202012Validator(SCHEMA)

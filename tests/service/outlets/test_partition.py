@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator
 from itertools import count, pairwise
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from liveness.cluster.format import field_of, partition_of, sessions_of
 from liveness.core.records import ONLINE, OnlineRow, Record, Uid
 from liveness.service.outlets.cluster.host import ClusterHost
-from liveness.service.outlets.cluster.host_state import HostIdentity
+from liveness.service.outlets.cluster.host_state import REAP_PAUSE_S, HostIdentity
 from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.partition_clock import PartitionClock
@@ -451,3 +451,104 @@ def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) ->
             part.failed(now)
     assert "apply" in made
     assert "fence" not in made
+
+
+QUIET: Final = [b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US]
+LATER: Final = [b"later", LEASE_US]
+
+
+def until_call(
+    part: Partition, function: str, looked: list[Any] = QUIET
+) -> tuple[float, Call]:
+    """Answer beats and looks until this function is called; when, and the call."""
+    while True:
+        now = part.next_at()
+        assert now < 3 * LEASE_S
+        call = part.next_call(now, WALL_MS)
+        assert call is not None
+        if call.function == function:
+            return now, call
+        part.answered(looked if call.function == "look" else beat_answer(now), now)
+
+
+def test_sessions_of_a_lost_host_are_reaped_in_steps(
+    part: Partition, identity: HostIdentity
+) -> None:
+    lost = list[tuple[bytes, int]]()
+    identity.on_fenced = lambda host, number: lost.append((host, number))
+    now, _ = until_call(part, "fence")
+    part.answered([b"ok"], now)
+    assert lost == [(b"b", 0)]
+    for cursor, after, stale in ((0, b"7", 1), (b"7", b"9", 0)):
+        now, call = until_call(part, "reap", LATER)
+        assert call.args[0] == cursor
+        part.answered([b"ok", after, 400, stale, REDIS_US], now)
+    assert identity.sessions_reaped == 800
+    assert part._watch.next_at > now + REAP_PAUSE_S
+
+
+@pytest.mark.parametrize("is_fence", [True, False], ids=["fence", "beat"])
+def test_beats_that_redis_has_lost_prove_nothing_about_others(
+    part: Partition, is_fence: bool
+) -> None:
+    now, _ = until_call(part, "fence" if is_fence else "look")
+    part.answered([b"behind"] if is_fence else QUIET, now)
+    if not is_fence:
+        now, _ = until_call(part, "beat", LATER)
+        assert part._watch.fence_at < math.inf
+        part.answered([*beat_answer(now)[:6], 5, 0, 1], now)
+    assert part._watch.fence_at == math.inf
+
+
+@pytest.mark.parametrize(
+    ("seq", "mode", "read_to", "queued"),
+    [
+        (11, Mode.FOLLOWING, 12, 1),
+        (50, Mode.FOLLOWING, 50, 0),
+        (5, Mode.FOLLOWING, 5, 0),
+        (101, Mode.BEGINNING, 12, 0),
+    ],
+    ids=["of another call", "further", "lost", "beyond the log"],
+)
+def test_a_gap_is_followed_from_where_redis_is(
+    part: Partition, seq: int, mode: Mode, read_to: int, queued: int
+) -> None:
+    for added in (11, 12):
+        part.add(change(added), 1.0)
+    assert name_of(part.next_call(1.1, WALL_MS)) == "apply"
+    part.answered([b"gap", seq], 1.2)
+    assert (part.mode, part.read_to, part.queued) == (mode, read_to, queued)
+    call = part.next_call(1.3, WALL_MS)
+    if mode is Mode.FOLLOWING:
+        assert call is not None
+        assert call.args[4] == seq
+
+
+def test_a_partition_takes_no_more_changes_than_it_may_keep(
+    part: Partition, identity: HostIdentity
+) -> None:
+    identity.most_queued = 1
+    assert part.add(change(11), 1.0)
+    assert not part.add(change(12), 1.0)
+    assert (part.queued, part.read_to) == (1, 11)
+
+
+def test_a_host_that_is_replaced_stops_in_all_partitions(
+    part: Partition, identity: HostIdentity
+) -> None:
+    identity.replaced()
+    assert part.next_call(part.next_at(), WALL_MS) is None
+    assert part.mode is Mode.BEGINNING
+
+
+def test_records_that_the_log_has_lost_concern_partitions_that_need_them(
+    identity: HostIdentity,
+) -> None:
+    host = ClusterHost(identity, partitions=4, separator="")
+    identity.newest = 100
+    for part, last in zip(host.partitions, (10, 29, 30, 9), strict=True):
+        part.next_call(0.0, WALL_MS)
+        part.answered([b"keep", last, 1, REDIS_US, REDIS_US, 1], 0.0)
+    host.lose_records(10, 30)
+    following = [part.mode is Mode.FOLLOWING for part in host.partitions]
+    assert following == [False, False, True, True]

@@ -83,24 +83,6 @@ async def test_commits_write_a_wal_above_its_bound_back(
         assert rig.wal_bytes < before + MANY_BYTES / 4
 
 
-async def test_files_that_were_moved_and_replaced_are_written_back(
-    store: LogStore, jumping: MockClock
-) -> None:
-    rig = Rig(store)
-    async with rig.running():
-        await rig.write(MANY_BYTES)
-        away = store.folder / "away"
-        away.mkdir()
-        for path in (store.path, *companions(store.path)[:2]):
-            path.rename(away / path.name)
-            path.touch()
-        await trio.sleep(2 * CHECKPOINT_EVERY_S)
-        assert store.path.stat().st_size == 0
-        for path in away.iterdir():
-            path.rename(store.folder / path.name)
-        assert rig.growth == 0
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     with disk.mounted(tmp_path / "disk", 64) as folder:

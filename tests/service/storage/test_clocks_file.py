@@ -102,20 +102,6 @@ def test_the_file_is_the_owners_alone_even_if_it_replaces_one_open_to_all(
     assert [file.name for file in tmp_path.iterdir()] == [clocks_file.NAME]
 
 
-def test_a_stop_with_nobody_online_is_a_stop(tmp_path: Path) -> None:
-    write(tmp_path, [])
-    with structlog.testing.capture_logs() as said:
-        assert take(tmp_path) == []
-    assert said == []
-
-
-def test_an_older_file_is_replaced_and_nothing_else_left(tmp_path: Path) -> None:
-    write(tmp_path, [1])
-    write(tmp_path, [2])
-    assert [path.name for path in tmp_path.iterdir()] == [clocks_file.NAME]
-    assert [session for session, *_ in take(tmp_path)] == [2]
-
-
 @pytest.mark.parametrize(("log", "seq"), [("abd", 7), ("abc", 6), ("abc", 8)])
 def test_a_file_of_another_log_or_seq_is_removed_unused(
     tmp_path: Path, log: str, seq: int
@@ -173,11 +159,6 @@ def test_a_file_whose_columns_differ_in_length_gives_fresh_timeouts(
     clocks = clocks_of([5, 7])
     clocks.silences.pop()
     is_refused(tmp_path, clocks, "its columns are of different lengths")
-
-
-def test_a_file_from_before_all_clocks_gives_fresh_timeouts(tmp_path: Path) -> None:
-    error = "its columns hold values that no stop writes"
-    is_refused(tmp_path, clocks_of([5, 7]), error, at_ms=-(2**60))
 
 
 def is_refused(

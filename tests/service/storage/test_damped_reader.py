@@ -7,7 +7,7 @@ import pytest
 
 from liveness.core.changes import Changes
 from liveness.core.records import Gap, Logged, Record, Subscription
-from liveness.core.sessions.damping import STEPS, DampingCounts
+from liveness.core.sessions.damping import DampingCounts
 from liveness.service.common.clock import Clock
 from liveness.service.storage.damped_reader import DampedReader
 from tests.helpers.record_batches import batch_of
@@ -128,18 +128,6 @@ async def test_a_reader_of_some_gateways_without_moves_sees_users_leave_and_come
     assert taken == [["offline"], ["online"], []]
 
 
-async def test_the_position_stays_before_the_offline_of_a_move_that_was_not_taken(
-    log: Log,
-) -> None:
-    damped = reader(log)
-    publish(log, off(1), on(2, "bob"), on(3, gateway="h", at_s=1))
-    assert [r.seq for r in await take(damped, 1, limit=1)] == []
-    assert [r.seq for r in await take(damped, 1, limit=1)] == [2]
-    assert damped.position == 0
-    assert [r.seq for r in await take(damped, 1, limit=1)] == [3]
-    assert damped.position == 3
-
-
 async def test_one_call_takes_no_more_than_it_may_however_many_have_settled(
     log: Log,
 ) -> None:
@@ -153,26 +141,6 @@ async def test_one_call_takes_no_more_than_it_may_however_many_have_settled(
         assert damped.is_behind == (first < 7)
 
 
-async def test_what_does_not_concern_the_reader_is_passed_in_bounded_steps(
-    log: Log,
-) -> None:
-    damped = reader(log, ALL._replace(gateway="other"))
-    publish(log, *(off(seq, f"u{seq}") for seq in range(1, 10)))
-    calls = 0
-    while damped.is_behind or damped.waiting:
-        assert await take(damped, SETTLE_S, limit=1) == []
-        calls += 1
-    assert calls > 9 / STEPS
-    assert damped.position == 9
-
-
-async def test_for_a_resumed_reader_all_older_records_are_doubtful(log: Log) -> None:
-    publish(log, off(1))
-    damped = reader(log, is_resumed=True)
-    publish(log, on(2, at_s=1), off(3, at_s=2), on(4, at_s=3))
-    assert [r.seq for r in await take(damped, 100)] == [2]
-
-
 async def test_before_a_gap_all_that_waits_is_returned(log: Log) -> None:
     damped = reader(log)
     publish(log, off(1))
@@ -184,13 +152,6 @@ async def test_before_a_gap_all_that_waits_is_returned(log: Log) -> None:
     taken = await take(damped, 0)
     assert [r.kind for r in taken] == ["offline", "gap"]
     assert [r.seq for r in await take(damped, 0)] == [3]
-
-
-async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
-    damped = reader(log, settle_s=0.0)
-    publish(log, off(1), on(2, at_s=1))
-    assert [r.seq for r in await take(damped, 0)] == [1, 2]
-    assert (damped.position, damped.waiting) == (2, 0)
 
 
 def decide(log: Log, *records: Logged) -> None:
@@ -227,20 +188,6 @@ async def test_steps_of_the_wall_clock_settle_no_offline_earlier_or_later(
     publish(log, off(1), off(2, "bob"))
     assert await take(damped, 0) == []
     CLOCK.wall_s += step_s
-    publish(log, on(3, at_s=step_s + 9))
-    assert await take(damped, 9) == []
-    assert damped.next_in_s == 1
-    assert [r.seq for r in await take(damped, SETTLE_S)] == [2]
-
-
-@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
-async def test_an_offline_settles_in_time_if_the_clock_was_set_before_it_was_read(
-    log: Log, step_s: float
-) -> None:
-    damped = reader(log)
-    publish(log, off(1), off(2, "bob"))
-    CLOCK.wall_s += step_s
-    assert await take(damped, 0) == []
     publish(log, on(3, at_s=step_s + 9))
     assert await take(damped, 9) == []
     assert damped.next_in_s == 1

@@ -12,7 +12,7 @@ import pytest
 from liveness.service.storage.high_water_mark import mark_of
 from liveness.service.storage.log_store import DATABASE, LogStore
 from tests.helpers.needs import as_root
-from tests.service.storage.journals import fill, page
+from tests.service.storage.journals import fill
 from tests.service.storage.test_private_folders import OTHER
 
 BOOT: Final = "0f6e1a52-7c3b-4d24-9a0e-000000000000"
@@ -112,18 +112,6 @@ def test_a_log_whose_last_commit_is_damaged_begins_another_one(
     assert host.run() == store.log  # only the start that finds it takes another id
 
 
-def test_an_older_copy_begins_another_log(host: Host, said: list[Any]) -> None:
-    was = host.run(3)
-    copy = host.copied()
-    assert host.run(1) == was
-    host.put_back(copy)
-    with host.start() as store:
-        assert store.log != was
-        assert store.ancestors == {was: 3}
-        assert len(page(store)) == 3
-    assert [line["lost"] for line in said if LACKS in line["event"]] == [1]
-
-
 def test_of_two_copies_one_continues_the_log(host: Host, said: list[Any]) -> None:
     was = host.run(3)
     copy = host.copied()
@@ -165,11 +153,6 @@ def test_after_a_start_of_the_host_a_log_has_another_id_and_all_records(
     assert host.run() == store.log
     # No start leaves a file that none removes.
     assert [*host.runtime.iterdir()] == [mark_of(host.runtime, store.log)]
-
-
-def test_a_new_log_says_nothing(host: Host, said: list[Any]) -> None:
-    host.run()
-    assert lines_of(said) == []
 
 
 # --- the file -------------------------------------------------------------------------

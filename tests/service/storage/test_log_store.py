@@ -5,7 +5,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from liveness.core.cursors import CursorRow
 from liveness.core.records import (
     TIMER,
-    OnlineRow,
     Record,
     TimerRecord,
     Uid,
@@ -113,15 +111,6 @@ def test_one_batch_forgets_sessions_keeps_others_and_changes_them(
     batch = batch_of(records, opened=[row(3, "a")])
     store.write(Batch(batch, online={2: changed, 99: row(99)}))
     assert list(store.online()) == [changed, row(3, "a"), row(4, "d")]
-
-
-def test_sessions_are_read_in_the_order_in_which_they_began(store: LogStore) -> None:
-    rows = [
-        OnlineRow(n, f"u{n}", -5, 2**63 - 1, "g", 86_400.0) for n in (2**62, 7, 300)
-    ]
-    for each in rows:
-        keep(store, each)
-    assert list(store.online()) == sorted(rows)
 
 
 @pytest.mark.parametrize("seqs", [[2], [3], [1], [3, 4], [2, 3, 4]])
@@ -241,30 +230,6 @@ def test_a_gateway_is_listed_its_own_only(store: LogStore) -> None:
 
 
 # --- retention ---------------------------------------------------------------------
-
-
-stamps = st.integers(0, 5)
-
-
-@BOUNDED
-@given(st.lists(st.lists(stamps, min_size=1, max_size=5), max_size=8), stamps)
-def test_a_trim_takes_the_pages_that_were_written_before(
-    tmp_path_factory: pytest.TempPathFactory, commits: list[list[int]], oldest_ms: int
-) -> None:
-    seqs = count(1)
-    with made(tmp_path_factory) as store:
-        moments = sorted(map(max, commits))
-        for at, commit in zip(moments, commits, strict=True):
-            write(store, *(online(next(seqs), at=at) for _ in commit))
-        everything = page(store)
-        assert trim(store, oldest_ms=oldest_ms) is False
-        kept, bounds = page(store), store.bounds()
-    old = [at < oldest_ms for at in moments]
-    ends = [0, *accumulate(map(len, commits))]
-    gone = max([0, *(end for end, is_old in zip(ends[1:], old, strict=True) if is_old)])
-    gone = min(gone, ends[-2] if commits else 0)
-    assert kept == everything[gone:]
-    assert bounds == (gone + 1, len(everything) + 1)
 
 
 def test_the_newest_page_is_kept_however_old_it_is(tmp_path: Path) -> None:

@@ -236,13 +236,6 @@ def test_payloads_of_timers_count_by_their_memory() -> None:
     assert kept == [*range(28 - len(kept), 28)]
 
 
-def test_an_empty_tail_reaches_no_record() -> None:
-    feed = LogTail(keep=10)
-    feed.publish(Batch())
-    assert not feed.reaches(0)
-    assert list(feed.since(0, EVERYTHING)) == []
-
-
 def test_a_commit_notifies_each_caller_that_asked_once() -> None:
     feed, notified = LogTail(keep=10), list[str]()
     notify = partial(notified.append, "caller")

@@ -168,14 +168,6 @@ def test_a_newer_file_and_its_wal_are_left_byte_for_byte(path: Path) -> None:
     is_refused_and_left(path, "has schema 99, this version reads")
 
 
-def test_a_newer_file_that_keeps_no_wal_is_not_given_one(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("update meta set value = 99 where key = 'schema'")
-        db.commit()
-        db.execute("pragma journal_mode = delete")
-    is_refused_and_left(path, "has schema 99, this version reads")
-
-
 @pytest.mark.parametrize(
     "change",
     [

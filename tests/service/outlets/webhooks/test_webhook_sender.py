@@ -27,6 +27,7 @@ from liveness.service.outlets.webhooks.sender import (
     TRY_AGAIN,
     PostAnswer,
     WebhookSender,
+    check_webhook,
 )
 from tests.helpers.parsing import Parsing
 from tests.helpers.redis_servers import Certificates
@@ -336,6 +337,16 @@ async def test_a_handshake_that_fails_or_hangs_ends(
         answer = await posted(f"https://{LOOPBACK}:{port}/", timeout_s=9)
     assert answer.status is None
     assert answer.text.startswith(said)
+
+
+def test_a_file_of_certificates_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ca.crt"
+    path.write_text("none")
+    chosen = WebhookSettings(
+        url="https://127.0.0.1/", secret_file=SECRET_FILE, ca_file=path
+    )
+    (error,) = check_webhook("mail", chosen)
+    assert str(error).startswith(f"webhooks.mail.ca_file: {path} cannot be used (")
 
 
 # --- addresses ------------------------------------------------------------------------
