@@ -88,19 +88,6 @@ async def test_an_offline_comes_when_its_user_was_away_for_long_enough(
 
 
 @virtual
-async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
-    writer = rig.log_writer.writer
-    async with reading(rig) as watch:
-        await does(gateway, "logout", "ada", "bob")
-        monkeypatch.setattr(writer, "write", slowed(writer.write, 2 * SETTLE_S))
-        await gateway.send(["login", ["ada"]])
-        assert await next_of(watch, 1) == [(OFFLINE, "bob")]
-
-
-@virtual
 async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) -> None:
     gateway = await rig.gateway("g", kinds=[])
     await gateway.apply(["login", "ada", {"conn": 7}])
@@ -305,20 +292,6 @@ async def test_the_oldest_goes_early_if_too_many_wait(
         assert trio.current_time() - began < SETTLE_S
         assert watch.damping.hurried == 1
         assert "passed on early" in lines[-1]
-
-
-@virtual
-async def test_what_settles_together_comes_in_several_batches(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(damped_records, "SETTLED_AT_ONCE", 2)
-    gateway = await rig.gateway_of(["ada", "bob", "eve"], kinds=[])
-    async with reading(rig, kinds=["offline"]) as watch:
-        await does(gateway, "logout", "ada", "bob", "eve")
-        batches = watch.batches()
-        with trio.fail_after(60):
-            sizes = [len(await anext(batches)) for _ in range(2)]
-    assert sizes == [2, 1]
 
 
 @virtual

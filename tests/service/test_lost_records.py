@@ -149,21 +149,6 @@ async def test_clocks_of_a_stop_are_used_after_a_start_of_the_host(
     assert [(line["users"], line["clocks"]) for line in restored] == [(3, 3)]
 
 
-async def test_a_reader_of_an_older_id_goes_on_where_it_was(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    reader = OwnPosition()
-    async with life(tmp_path, *"abc") as rig:
-        assert await reader.seqs(rig) == [1, 2, 3]
-    for uid in "def":
-        befall(tmp_path, "boot")
-        async with life(tmp_path, uid):
-            pass
-    async with life(tmp_path, "g") as rig:
-        assert len(rig.store.ancestors) == 3
-        assert await reader.seqs(rig) == [4, 5, 6, 7]
-
-
 async def test_a_reader_of_an_older_id_is_told_what_is_no_longer_kept(
     tmp_path: Path, jumping: MockClock
 ) -> None:

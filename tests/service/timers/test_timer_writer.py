@@ -1,29 +1,17 @@
-"""Orders on their way to the table, beside records on their way to the log.
+"""Orders on their way to the table, beside records on their way to the log."""
 
-Two files, each with a writer of its own. In the property a transaction of either ends
-only when the test lets it, so that every order in which they may end is one that can be
-drawn; what is reported as written is compared with what is on disk at that moment.
-"""
-
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Final
 
 import pytest
 import structlog
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.config.compiled import RecordBatch
-from liveness.core.changes import Changes, Decisions
-from liveness.core.cursors import Cursors
-from liveness.core.records import TIMER, Logged, TimerRecord
+from liveness.core.changes import Changes
+from liveness.core.records import TIMER, TimerRecord
 from liveness.core.timer_states import (
     CancelTimer,
     CompleteTimer,
@@ -32,12 +20,8 @@ from liveness.core.timer_states import (
     TimerCommand,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
-from liveness.metrics.counts import Counts
-from liveness.service.common.clock import Clock
-from liveness.service.storage import log_writer
-from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.timers import timer_store, timer_writer
+from liveness.service.timers import timer_writer
 from liveness.service.timers.state_writer import TRIM_EVERY_S, StateWriter
 from liveness.service.timers.timer_store import TimerStore
 from liveness.service.timers.timer_writer import (
@@ -47,10 +31,10 @@ from liveness.service.timers.timer_writer import (
 )
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
-from tests.helpers.strategies import BOUNDED
 from tests.service.storage.journals import (
     append,
     counted,
+    journal_of,
     online,
     pending,
     trimming,
@@ -63,32 +47,34 @@ AT_MS: Final = 1_000
 class Rig:
     """A journal over two files, and what it reported of each."""
 
-    def __init__(self, store: LogStore, table: TimerStore) -> None:
-        clock = Clock()
-        self.store, self.table = store, table
-        self.published: list[Logged] = []
+    log_writer: StateWriter
+
+    def __init__(self, store: LogStore) -> None:
+        self.store = store
         self.settled: list[list[TimerCommand]] = []  # by transaction
         self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
-        self.timers = TimerWriter(table, on_applied=self._on_applied)
-        self.log_writer = StateWriter(
-            store,
-            self.timers,
-            Decisions(
-                store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
-            ),
-            clock=clock,
-            counts=Counts(),
-            published=self._published,
-        )
 
-    def _published(self, batch: Batch) -> None:
-        self.published += batch.records
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Rig"]:
+        with journal_of(
+            self.store, published=self._published, on_applied=self._on_applied
+        ) as self.log_writer:
+            async with writing(self.log_writer):
+                yield self
+
+    @property
+    def timers(self) -> TimerWriter:
+        return self.log_writer.timers
+
+    @property
+    def table(self) -> TimerStore:
+        return self.timers.table
+
+    def _published(self, _batch: Batch) -> None:
         self.wrote_log.set()
         self.wrote_log = trio.Event()
 
-    def _on_applied(
-        self, orders: list[TimerCommand], settlement: TimerTransaction
-    ) -> None:
+    def _on_applied(self, orders: list[TimerCommand], _: TimerTransaction) -> None:
         self.settled.append(orders)
         self.log_writer.notify_flushed()
         self.wrote_table.set()
@@ -119,17 +105,8 @@ class Rig:
 
 
 @pytest.fixture
-def table(store: LogStore) -> Iterator[TimerStore]:
-    with closing(TimerStore(store.folder, log=store.log)) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def rig(
-    store: LogStore, table: TimerStore, jumping: MockClock
-) -> AsyncIterator[Rig]:
-    made = Rig(store, table)
-    async with writing(made.log_writer):
+async def rig(store: LogStore, jumping: MockClock) -> AsyncIterator[Rig]:
+    async with Rig(store).running() as made:
         yield made
 
 
@@ -235,6 +212,16 @@ async def test_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> Non
 
 
 @pytest.mark.usefixtures("few")
+async def test_orders_that_just_fill_a_transaction_leave_nothing_behind(
+    rig: Rig,
+) -> None:
+    await rig.write(*asked(1, 3))
+    await rig.write(*asked(4, 1))
+    assert rig.sizes == [3, 1]
+    assert rig.timers.oldest_ticket is None
+
+
+@pytest.mark.usefixtures("few")
 async def test_gateways_have_equal_shares_of_a_transaction(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,159 +244,6 @@ async def test_gateways_have_equal_shares_of_a_transaction(
     assert shares == ["gggg", "high", "gggg", "ggg"]
     left = timers.oldest_ticket, timers.oldest_ticket_of("g"), timers.pending_by_gateway
     assert left == (None, None, {})
-
-
-# --- in every order -----------------------------------------------------------------
-
-
-class HeldStore(LogStore):
-    """A log whose commits begin at once and end when they are let through."""
-
-    def __init__(self, folder: Path) -> None:
-        self.gate = threading.Semaphore(0)
-        super().__init__(folder)
-
-    def write(self, batch: Batch, steps: Sequence[WallStep] = ()) -> None:
-        self.gate.acquire()
-        super().write(batch, steps)
-
-
-class HeldTable(TimerStore):
-    """A table whose transactions do the same."""
-
-    def __init__(self, folder: Path, *, log: str) -> None:
-        self.gate = threading.Semaphore(0)
-        super().__init__(folder, log=log)
-
-    def write(
-        self, commands: Sequence[TimerCommand], *, seq: int = 0
-    ) -> tuple[TimerTransaction, list[CancelTimer]]:
-        self.gate.acquire()
-        return super().write(commands, seq=seq)
-
-
-class Engine:
-    """Gives a journal what is drawn, and knows what it may report in return."""
-
-    def __init__(
-        self, store: HeldStore, table: HeldTable, rig: Rig, clock: MockClock
-    ) -> None:
-        self.store, self.table, self.rig = store, table, rig
-        self.clock = clock  # that stands still
-        self.log_writer = rig.log_writer
-        self.given: list[TimerCommand] = []
-        self.timers, self.seq = 0, 0  # the newest of each
-        self.cancelled_below = 0
-        self.to_fire: deque[int] = deque()
-        self.tickets: list[tuple[int, int, int, int]] = []  # and how far each was then
-        self.durable_ticket = 0
-
-    async def act(self, act: str) -> None:
-        match act:
-            case "write log":
-                if self.log_writer.records_pending:
-                    self.store.gate.release()
-                    await self.rig.wrote_log.wait()
-            case "write table":
-                timers = self.log_writer.timers
-                if timers.pending or timers.fires:
-                    self.table.gate.release()
-                    await self.rig.wrote_table.wait()
-            case _:
-                changes = self.decide(act)
-                self.given += changes.commands
-                append(self.log_writer, changes)
-                reached = (self.timers, self.seq, self.cancelled_below)
-                self.tickets.append((self.log_writer._decided.ticket, *reached))
-        await wait_all_tasks_blocked()  # a transaction that can begin has begun
-
-    def decide(self, act: str) -> Changes:
-        changes = Changes()
-        if act == "login" or ("fire" in act and self.to_fire):
-            self.seq += 1
-            is_run = act != "login"
-            changes = (
-                run(self.seq, self.to_fire.popleft()) if is_run else login(self.seq)
-            )
-        if "after" in act:
-            self.timers += 1
-            self.to_fire.append(self.timers)
-            changes.commands.append(after(self.timers, ext="x"))
-        if act == "done" and self.seq:
-            changes.commands.append(done(self.timers - len(self.to_fire)))
-        if act == "cancel":
-            self.cancelled_below = self.timers + 1
-            changes.commands.append(cancel_ext(self.cancelled_below))
-        return changes
-
-    def check(self) -> None:
-        """Everything reported is durable, and the table has nothing that is not."""
-        query = "select count(*), coalesce(max(seq), 0) from timers"
-        ((timers, seq),) = disk.rows(self.table.path, query)
-        query = "select coalesce(min(id), 2e9) from timers where next is not null"
-        ((oldest_live,),) = disk.rows(self.table.path, query)
-        query = "select coalesce(max(last), 0) from log"
-        ((last,),) = disk.rows(self.store.path, query)
-        assert max(seq, self.table.seq) <= last
-        assert (
-            self.durable_ticket
-            <= self.log_writer.durable_ticket
-            <= self.log_writer._decided.ticket
-        )
-        self.durable_ticket = self.log_writer.durable_ticket
-        for mark, newest_timer, newest_record, cancelled_below in self.tickets:
-            if mark <= self.durable_ticket:
-                assert newest_timer <= timers
-                assert newest_record <= last
-                assert cancelled_below <= oldest_live
-
-    async def sync(self) -> None:
-        """Let everything through."""
-        while self.log_writer.pending or self.log_writer.timers.fires:
-            await self.act("write log")
-            await self.act("write table")
-            self.check()
-        assert self.durable_ticket == self.log_writer._decided.ticket
-        settled = [order for orders in self.rig.settled for order in orders]
-        assert sorted(map(id, settled)) == sorted(map(id, self.given)), "each once"
-
-
-ACTS: Final = (
-    "after", "cancel", "login", "fire", "done", "fire and after", "write log",
-    "write table",
-)  # fmt: skip
-
-
-@BOUNDED
-@given(st.lists(st.sampled_from(ACTS), max_size=30))
-def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
-    tmp_path_factory: pytest.TempPathFactory, acts: list[str]
-) -> None:
-    clock = MockClock()
-
-    async def live() -> None:
-        with (
-            closing(HeldStore(tmp_path_factory.mktemp("state"))) as store,
-            closing(HeldTable(store.folder, log=store.log)) as table,
-        ):
-            rig = Rig(store, table)
-            async with writing(rig.log_writer):
-                engine = Engine(store, table, rig, clock)
-                try:
-                    for act in acts:
-                        await engine.act(act)
-                        engine.check()
-                    await engine.sync()
-                finally:  # a thread that is held would be waited for
-                    store.gate.release()
-                    table.gate.release()
-
-    with pytest.MonkeyPatch.context() as few:
-        few.setattr(timer_store, "EXT_STEP", 2)
-        few.setattr(timer_writer, "COMMIT_COMMANDS", 3)
-        few.setattr(log_writer, "COMMIT_RECORDS", 2)
-        few.setattr(log_writer, "COMMIT_EVERY_S", 0.0)
-        trio.run(live, clock=clock)
 
 
 # --- a bad disk ---------------------------------------------------------------------
