@@ -1,7 +1,6 @@
 """Only the sidecar's user can write to a state folder; planted files are not followed."""
 
 import os
-import socket
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
@@ -152,11 +151,6 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def sock(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-
-
 def theirs(path: Path) -> None:
     path.touch(0o600)
     os.chown(path, OTHER, -1)
@@ -166,7 +160,6 @@ PLANTS: Final = [
     pytest.param(link, "is a link", id="link"),
     pytest.param(nowhere, "is a link", id="link to nowhere"),
     pytest.param(pipe, "is not a regular file", id="pipe"),
-    pytest.param(sock, "is not a regular file", id="socket"),
     pytest.param(Path.mkdir, "is not a regular file", id="folder"),
     pytest.param(theirs, f"belongs to user {OTHER}", id="theirs", marks=as_root),
 ]
