@@ -7,26 +7,21 @@ sidecars that run, and `…` is any text, such as the system's own errors.
 
 Commands run in this process, except where only a process can make the mistake: as
 another user, under another limit, or by way of the shell.
-
-Whatever the package raises on purpose has a row here, or is excused below by name.
 """
 
-import ast
 import faulthandler
 import gc
 import json
 import os
 import re
 import shlex
-import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -38,7 +33,7 @@ from liveness.service.timers.timer_store import TimerStore
 from tests.helpers.log_setup import log_setup_restored
 from tests.helpers.needs import require_root
 from tests.helpers.tree import ROOT
-from tests.system.os_users import NOBODY, SOMEBODY, Person, runs_as
+from tests.system.os_users import SOMEBODY, Person, runs_as
 from tests.system.sidecar import READY_S, Sidecar
 
 SERVE: Final = (
@@ -50,7 +45,6 @@ NO_CLUSTER: Final = (
     "no cluster is configured: set cluster.url in the settings file, or "
     "LIVENESS_CLUSTER_URL; see `liveness check-config`"
 )
-WORDS: Final = "correct-horse/battery+staple=="
 
 Given = Callable[[Path, ExitStack], object]
 
@@ -161,24 +155,6 @@ def damaged(name: str) -> Given:
     return changed_state(lambda folder: (folder / name).write_bytes(damage))
 
 
-def replaced(name: str, make: Callable[[Path], object]) -> Given:
-    """That state, with something else in the place of a file of it."""
-
-    def change(folder: Path) -> None:
-        (folder / name).rename(folder.parent / "moved")
-        make(folder / name)
-
-    return changed_state(change)
-
-
-def chown(*names: str, unix_user: int = STRANGER.unix_user, gid: int = -1) -> Given:
-    def make(here: Path, _: ExitStack) -> None:
-        for name in names:
-            os.chown(here / name, unix_user, gid)
-
-    return make
-
-
 def chown_all(here: Path, _: ExitStack) -> None:
     for path in (here, *here.rglob("*")):
         os.chown(path, STRANGER.unix_user, STRANGER.gid)
@@ -192,30 +168,6 @@ def huge(folder: Path) -> None:
         file.truncate(2**31 * 4_096)
 
 
-def damaged_within(folder: Path) -> None:
-    """Damages a page that a start would not have to read."""
-    with closing(sqlite3.connect(folder / DATABASE)) as db:
-        query = "select rootpage from sqlite_schema where name = 'cursors'"
-        ((page,),) = db.execute(query)
-    with (folder / DATABASE).open("r+b") as file:
-        file.seek((page - 1) * 4_096)
-        file.write(b"\xff" * 64)
-
-
-def killed(here: Path, _: ExitStack) -> None:
-    """What everybody may read of a sidecar's state, left as if it had been killed."""
-    with closing(LogStore(here / "running")) as store:
-        store.write(Batch())
-        (here / "state").mkdir()
-        for name in (DATABASE, f"{DATABASE}-wal"):
-            shutil.copy(here / "running" / name, here / "state" / name)
-            (here / "state" / name).chmod(0o644)
-
-
-LARGE: Final = sql(  # more than what SQLite keeps beside it
-    DATABASE,
-    "insert into cursors values ('watcher', hex(randomblob(50000)), 1, 1, 1, null)",
-)
 BAD_RECORDS: Final = sql(DATABASE, "insert into log values (1, 1, 1, x'93c1', 0)")
 
 # --- the table ------------------------------------------------------------------------
@@ -226,71 +178,42 @@ COMMAND_LINES: Final = [
     Mistake("command of a gateway with an open quote", """demo --gateway "cat '{socket} {port}" """, 78, "the gateway's command \"cat '{socket} {port}\": No closing quotation"),
     Mistake("command of a gateway without a port", "demo --gateway 'cat {socket}'", 78, "the gateway's command 'cat {socket}' needs {port} where your program takes the port for its users, and may have no others than {socket}, {name}, {port}, {most}"),
     Mistake("command of a gateway that does not exist", "demo --gateway '{here}/gw {socket} {port}'", 78, "there is no program '{here}/gw': build it first, or name its path"),
-    Mistake("flag without a value", "serve --timeout", 2, "…--timeout requires an argument; see `liveness serve --help`"),
     Mistake("user that is none", "explain int:9223372036854775808", 2, "…'int:9223372036854775808' is no uid: a string of 1 to 255 bytes of UTF-8 without control characters, or int:N with N from 0 to 2^63-1; see `liveness explain --help`"),
-    Mistake("gateway that no name can be", "log --gateway \udcff", 2, "…'\\udcff' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness log --help`"),
     Mistake("timer without a key", "timers show ''", 2, "'' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers show --help`"),
-    Mistake("timer to cancel that no key can be", "timers cancel 'a\nb'", 2, "…'a\\nb' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers cancel --help`"),
-    Mistake("timer to retry without a key", "timers retry ''", 2, "…'' is no key: …; see `liveness timers retry --help`"),
-    Mistake("timers of no ext", "timers list --ext \udcff", 2, "…'\\udcff' is no ext: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers list --help`"),
     Mistake("gateway without a name", "gateways forget ''", 2, "…'' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness gateways forget --help`"),
     Mistake("all to drop without a yes", "webhooks drop mail", 2, "all dead letters of 'mail' would be lost for good: look at them by `liveness webhooks dead`, then add --yes; see `liveness webhooks drop --help`"),
     Mistake("time that is none", "log --since yesterday", 2, "…--since: 'yesterday' is not a time: write 2026-11-21T14:03, 14:03, or 15min for 15 minutes ago; see `liveness log --help`"),
     Mistake("user that no uid can be", "log --uid 'a\nb'", 2, "…'a\\nb' is no uid: …; see `liveness log --help`"),
-    Mistake("user in no UTF-8", "explain \udcff", 2, "…'\\udcff' is no uid: …; see `liveness explain --help`"),
     Mistake("history of no user", "history", 2, "…parameter UID requires an argument; see `liveness history --help`"),
-    Mistake("history of no records", "history a --limit 0", 2, "…'0' is not 1 to 100000; see `liveness history --help`"),
     Mistake("times of which the later is first", "log --since 15min --until 1h", 2, "--since is not before --until: nothing lies between; see `liveness log --help`"),
     Mistake("sidecar's flag beside the cluster", "watch --cluster --after 3", 2, "--after is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
-    Mistake("sidecar's records of the cluster", "watch --cluster --kind timer", 2, "--kind timer is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
-    Mistake("lines from a flag", "compare --lines", 2, "Unknown option: --lines; see `liveness compare --help`"),
-    Mistake("FILE that is a flag", "backup --to", 2, 'Unknown option: --to; see `liveness backup --help`'),
 ]  # fmt: skip
 
 SETTINGS: Final = [
     Mistake("file missing", "check-config --config {here}/l.toml", 78, "{here}/l.toml: the settings cannot be read (No such file or directory); correct --config or LIVENESS_CONFIG"),
-    Mistake("file named by the environment missing", "status", 78, "{here}/l.toml: the settings cannot be read (No such file or directory); correct --config or LIVENESS_CONFIG", environ={"LIVENESS_CONFIG": "{here}/l.toml"}),
     Mistake("file unreadable", "check-config --config {here}", 78, "{here}: the settings cannot be read (Is a directory); correct --config or LIVENESS_CONFIG"),
     Mistake("file that is no TOML", "check-config --config {here}/l.toml", 78, "{here}/l.toml: not TOML: … (at line 2, column 7); correct it there", text("l.toml", "slots = 30\nslots 30\n")),
     Mistake("file of another kind", "check-config --config {here}/l.toml", 78, "{here}/l.toml: not TOML: over 1048576 bytes; correct it there", text("l.toml", "#" * 1_048_577)),
     Mistake("key that is none", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there is no setting timeout; the nearest is timeout_s", text("l.toml", "timeout = 30\n")),
-    Mistake("section as a setting", "check-config --config {here}/l.toml", 78, "{here}/l.toml: socket is a section; write [socket] on a line above its settings", text("l.toml", "socket = '/run/s'\n")),
     Mistake("names that are no ties", "check-config", 78, "access.names is 'gw-1' (environment LIVENESS_ACCESS_NAMES): it must be …", environ={"LIVENESS_ACCESS_NAMES": "gw-1"}),
-    Mistake("name that is tied twice", "check-config", 78, "access.names is 'gw-1=0, gw-1=1' (environment LIVENESS_ACCESS_NAMES): a name is there twice; only one user may have it", environ={"LIVENESS_ACCESS_NAMES": "gw-1=0, gw-1=1"}),
     Mistake("variable like no other", "check-config", 78, "environment: there is no setting LIVENESS_NOSUCH, nor one like it; remove it: without it `liveness check-config` lists those that there are", environ={"LIVENESS_NOSUCH": "1"}),
-    Mistake("outlet without a name", "check-config --config {here}/l.toml", 78, "{here}/l.toml: webhooks: 'url' is in the section of no outlet; write [webhooks.NAME] on a line above its settings", text("l.toml", "[webhooks]\nurl = 'https://a/'\n")),
-    Mistake("outlet with a bad name", "check-config --config {here}/l.toml", 78, "{here}/l.toml: [kafka.'Bus'] has no valid name; it must be 1 to 32 of a-z, 0-9, - and _, beginning with a letter or a digit", text("l.toml", "[kafka.Bus]\n")),
-    Mistake("too many outlets", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there are 17 sections [kafka.NAME]; at most 16 are allowed: remove some", text("l.toml", "".join(f"[kafka.b{n}]\n" for n in range(17)))),
-    Mistake("outlet without a receiver", "check-config --config {here}/l.toml", 78, "{here}/l.toml: [webhooks.mail] has no url (where records are posted); add it: it must be https://HOST/PATH, or http:// to loopback", text("l.toml", "[webhooks.mail]\nsecret_file = '/s'\n")),
     Mistake("secret that is not there", "check-config --config {here}/l.toml > /dev/null", 78, "webhooks.mail.secret_file: /nowhere/s cannot be read (No such file or directory); correct the path or its mode", text("l.toml", "[webhooks.mail]\nurl = 'https://a.example/'\nsecret_file = '/nowhere/s'\n")),
-    Mistake("setting that librdkafka has not", "check-config --config {here}/l.toml > /dev/null", 78, "kafka.bus.client: librdkafka refuses it: No such configuration property: \"lingr.ms\"; correct it", text("l.toml", "[kafka.bus]\nbrokers = 'a:1'\ntopic = 't'\n[kafka.bus.client]\n'lingr.ms' = 1\n")),
-    Mistake("outlet in the environment", "check-config", 78, "environment: there is no setting LIVENESS_WEBHOOKS_MAIL_URL, as outlets are set in the settings file only; write it there, into the section of its outlet, such as [webhooks.NAME]", environ={"LIVENESS_WEBHOOKS_MAIL_URL": "x"}),
-    Mistake("webhook that is not encrypted", "check-config --config {here}/l.toml", 78, "webhooks.mail.url is 'http://a.example/' ({here}/l.toml): it is not encrypted; use https://, or, within a private network, set allow_private to true", text("l.toml", "[webhooks.mail]\nurl = 'http://a.example/'\nsecret_file = '/s'\n")),
-    Mistake("secret in Kafka's settings", "check-config --config {here}/l.toml", 78, "kafka.bus.client.sasl.password ({here}/l.toml): it is a secret; name a file with it by sasl.password_file", text("l.toml", "[kafka.bus]\nbrokers = 'b:1'\ntopic = 't'\nclient.sasl.password = '" + WORDS + "'\n")),
     Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it is not a number; it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
     Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}, before=":"),
     Mistake("no folder for the socket", "serve --state {here}/state", 78, "there is no XDG_RUNTIME_DIR to make the socket in; name one: --socket, or LIVENESS_SOCKET_PATH", environ={"XDG_RUNTIME_DIR": ""}, person=STRANGER),
     Mistake("no HOME", "serve --socket {here}/gateway.sock", 78, "there is no HOME to keep the state in; name a folder: --state, or LIVENESS_STATE_DIR", environ={"HOME": ""}, person=STRANGER),
     Mistake("address for everyone without a token", "serve --http 0.0.0.0:9874", 78, "http.address is '0.0.0.0:9874' (flag --http): an address other than loopback needs a token; write one to a file and name that by http.token_file, or use 127.0.0.1, [::1] or localhost"),
     Mistake("socket path too long", "serve --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
-    Mistake("socket without a name", "serve --socket /", 78, "socket.path is '/' (flag --socket): it is a folder; name the socket in it"),
     Mistake("socket of the admin's name", "serve --socket {here}/admin.sock", 78, "socket.path is '… (flag --socket): admin.sock is the name of the socket beside it"),
 ]  # fmt: skip
 
 SOCKETS: Final = [
     Mistake("folder of the socket missing", "serve --socket {here}/a/b/gateway.sock --state {here}/state", 78, "{here}/a/b: the socket's folder cannot be made (No such file or directory); make it, or name another by --socket"),
-    Mistake("folder of the socket not writable", SERVE, 1, "socket {here}/gateway.sock: it cannot be made (Permission denied); make its folder one that this user may write to, or name another with --socket", both(folder("state"), chown("state", gid=STRANGER.gid)), person=STRANGER),
-    Mistake("file in the socket's place", SERVE, 1, "socket {here}/gateway.sock: there is a file that is not a socket; it was left alone, name another with --socket", text("gateway.sock")),
     Mistake("second sidecar on a socket", "serve --http 127.0.0.1:0 --socket {live}/gateway.sock --state {here}/state", 1, "socket {live}/gateway.sock: another process serves there; stop it or name another with --socket"),
     Mistake("group of the socket unknown", SERVE, 1, "socket.group names the group 'no-such-group', which does not exist on this host; create it, or give its number", environ={"LIVENESS_SOCKET_GROUP": "no-such-group"}),
     Mistake("group of the socket not one's own", SERVE, 1, "socket {here}/gateway.sock: it cannot be given to group 0, as this process is not a member; make it one, or correct socket.group", chown_all, {"LIVENESS_SOCKET_GROUP": "0"}, person=STRANGER),
-    Mistake("group of no number that there is", SERVE, 1, "socket.group names the group 4294967295, and the highest id of a group is 4294967294; correct it", environ={"LIVENESS_SOCKET_GROUP": "4294967295"}),
     Mistake("user of [access] unknown", SERVE, 1, "access.gateways names the user 'no-such-user', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_GATEWAYS": "own,no-such-user"}),
-    Mistake("group of [access] unknown", SERVE, 1, "access.watchers names the group 'no-such-group', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_WATCHERS": "@no-such-group"}),
-    Mistake("user of access.names unknown", SERVE, 1, "access.names names the user 'no-such-user', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_NAMES": "gw-1=no-such-user"}),
     Mistake("port taken", "serve --http 127.0.0.1:$(cat {here}/port) --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:…: Address already in use; choose another with --http, or stop what uses it", taken),
-    Mistake("port of root's", "serve --http 127.0.0.1:1 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:1: Permission denied; choose another with --http, or stop what uses it", chown_all, person=STRANGER),
-    Mistake("address of another host", "serve --http 192.0.2.7:9874 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 192.0.2.7:9874: Cannot assign requested address; choose another with --http, or stop what uses it", text("token", WORDS), {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}),
     Mistake("sockets of a service manager", SERVE, 1, "LISTEN_FDS='2' is not 1: have the service manager pass one socket, that of the gateways", before="LISTEN_PID=$$ LISTEN_FDS=2; export LISTEN_PID LISTEN_FDS"),
     Mistake("socket of a service manager that is none", SERVE, 1, "the service manager's socket: descriptor 3 is no socket (…); start it with the socket that LISTEN_FDS counts", before="LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=gateway; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec 3</dev/null"),
     Mistake("watchdog", SERVE, 1, "WATCHDOG_USEC='soon' is no number of microseconds: unset it, or let the service manager set it", environ={"WATCHDOG_USEC": "soon"}),
@@ -298,41 +221,18 @@ SOCKETS: Final = [
 ]  # fmt: skip
 
 
-def _token(name: str, line: str, given: Given | None) -> Mistake:
-    return Mistake(
-        f"token file {name}",
-        SERVE,
-        1,
-        f"http.token_file: {{here}}/token {line}",
-        given,
-        {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"},
-    )
-
+_TOKEN: Final = {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}
 
 TOKENS: Final = [
-    _token("missing", "cannot be read (No such file or directory); correct the path or its mode", None),
-    _token("that is a folder", "is not a regular file; name a file with the token", folder("token")),
-    _token("open to others", "is open to users other than its owner and group; run chmod o= on it", text("token", WORDS, 0o644)),
-    _token("too short", "has 9 characters; a token has 16 or more (openssl rand -base64 24)", text("token", "too short")),
-    _token("of another kind", "has more than 4096 bytes; put only the token there", text("token", "x" * 5_000)),
-    _token("with spaces", "has characters other than printable ASCII; a token has no others", text("token", "correct horse battery")),
+    Mistake("token file missing", SERVE, 1, "http.token_file: {here}/token cannot be read (No such file or directory); correct the path or its mode", environ=_TOKEN),
+    Mistake("token file open to others", SERVE, 1, "http.token_file: {here}/token is open to users other than its owner and group; run chmod o= on it", text("token", "correct-horse/battery+staple==", 0o644), _TOKEN),
 ]  # fmt: skip
 
 STATES: Final = [
-    Mistake("state is a file", SERVE, 1, "state directory {here}/state: it is not a folder; make it a folder that this user may write to, or name another with --state", text("state")),
     Mistake("state not writable", SERVE, 1, "state directory {here}/state: Permission denied; make it a folder that this user may write to, or name another with --state", folder("state"), person=STRANGER),
-    Mistake("state of another user", SERVE, 1, "state directory {here}/state: it belongs to user 65534; start as that user, chown it and what is in it, or name another with --state", both(state, chown("state", unix_user=NOBODY)), person=STRANGER),
-    Mistake("log of another user", SERVE, 1, "{here}/state/liveness.db: Permission denied; make it writable or name another state directory with --state", both(state, chown("state", "state/lock")), person=STRANGER),
-    Mistake("state open to others", SERVE, 1, "state directory {here}/state: users other than its owner may write to it; check its content, then chmod go-w it, or name a folder within it with --state", folder("state", 0o1777)),
-    Mistake("state that anybody may replace", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {here}/open/state", 1, "state directory {here}/open/state: every user can replace it, as all may write to {here}/open; chmod o-w that, or name another with --state", folder("open", 0o777)),
-    Mistake("link in the place of the log", SERVE, 1, "{here}/state/liveness.db is a link; it was left alone: find out who put it there, then put the sidecar's own file in its place, or name another --state", both(folder("state"), lambda here, _: (here / "state/liveness.db").symlink_to(here / "precious"))),
     Mistake("second sidecar on a state", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {live}/state", 1, "state directory {live}/state is in use by another sidecar; stop that one or name another with --state"),
     Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start with an empty log", damaged("liveness.db")),
-    Mistake("log with a damaged end", SERVE, 1, "{here}/state/liveness.db cannot be read (the newest page of the log says that it has the records 1 to 5000); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start with an empty log", sql("liveness.db", "insert into log values (5000, 1, 1, x'93c1', 0)")),
-    Mistake("timers damaged", SERVE, 1, "{here}/state/timers.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start without timers", damaged("timers.db")),
     Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 4; use the version that wrote it, or another --state", sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("timers of a newer version", SERVE, 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db has schema None, this version reads 4; use the version that wrote it, or another --state", sql("liveness.db", "delete from meta where key = 'schema'")),
     Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or repair the disk, nothing is lost", before="ulimit -f 4"),
     Mistake("stop file unreadable", SERVE, 1, "{here}/state/stopped cannot be read (Is a directory); make it readable, or remove it to give everyone a fresh timeout", both(state, folder("state/stopped"))),
 ]  # fmt: skip
@@ -341,113 +241,53 @@ _UNLIKE: Final = "it was not read: find out who put it there, then put the sidec
 
 BACKUPS: Final = [
     Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar already exists; name another FILE, or give --force", both(state, text("b.tar"))),
-    Mistake("backup onto the state itself", "backup --force --state {live}/state {live}/state/liveness.db", 1, "{live}/state/liveness.db is in a state directory, with which it would be lost; name a FILE elsewhere"),
-    Mistake("backup into the state directory", "backup --state {live}/state {live}/state/backup.tar", 1, "{live}/state/backup.tar is in a state directory, with which it would be lost; name a FILE elsewhere"),
     Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is in a state directory, with which it would be lost; name a FILE elsewhere", state),
     Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} exists and is not a file; name another FILE", state),
-    Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; no file is left behind: make room, or name a FILE elsewhere", state),
     Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is not a folder; make it, or name another FILE", state),
-    Mistake("backup into another's folder", "backup --state {here}/s/state {here}/b.tar", 1, "{here}/…: Permission denied; run this as the sidecar's user, and name a FILE in a folder where it may write", both(folder("s"), lambda here, stack: state(here / "s", stack), lambda here, stack: chown_all(here / "s", stack)), person=STRANGER),
     Mistake("backup of another's state", "backup --state {here}/state {here}/out/b.tar", 1, "{here}/state: Permission denied; run this as the sidecar's user, and name a FILE in a folder where it may write", both(state, folder("out", 0o777)), person=STRANGER),
     Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
-    Mistake("backup of timers that are a pipe", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is not a regular file; " + _UNLIKE, replaced("timers.db", os.mkfifo)),
-    Mistake("backup of timers that are a folder", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is not a regular file; " + _UNLIKE, replaced("timers.db", Path.mkdir)),
-    Mistake("backup of a damaged log", "backup --state {here}/state {here}/b.tar", 1, "{here}/state cannot be read (file is not a database); no backup was made: keep the previous one, and restore it if the sidecar cannot start", damaged("liveness.db")),
-    Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (…); no backup was made: keep the previous one, and see `liveness check-state`", changed_state(damaged_within)),
-    Mistake("backup of a log with damaged records", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (records 1 to 1 (1 of 1); the others can be read); no backup was made: keep the previous one, and see `liveness check-state`", BAD_RECORDS),
     Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and making a backup takes … MB; make room, or name a FILE elsewhere", changed_state(huge)),
     Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; no file is left behind: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
-    Mistake("backup of a newer version", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; no file is left behind: make room or repair the disk", LARGE, before="ulimit -f 70"),
 ]  # fmt: skip
 
 _UNREAD: Final = "{here}/state/liveness.db cannot be read: "
 
 LOGS: Final = [
-    Mistake("explain without sidecar", "explain x --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name, or --state"),
     Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name, or --state", state),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
-    Mistake("state to check whose name is too long", "check-state --state {here}/" + "s" * 260, 1, "{here}/" + "s" * 260 + "/liveness.db cannot be read: File name too long; run this as the user of the sidecar, or name its state directory with --state"),
-    Mistake("state to check with a folder in the place of a file", "check-state --state {here}/state", 1, "{here}/state/liveness.db-shm is not a regular file; " + _UNLIKE, both(state, folder("state/liveness.db-shm"))),
-    Mistake("log that is a link", "log --state {here}/state", 1, "{here}/state/liveness.db is a link; " + _UNLIKE, replaced(DATABASE, lambda path: path.symlink_to("../moved"))),
-    Mistake("state to check with a link in the place of timers", "check-state --state {here}/state", 1, "{here}/state/timers.db is a link; " + _UNLIKE, replaced("timers.db", lambda path: path.symlink_to("../moved"))),
-    Mistake("state to check of a killed sidecar of another user's", "check-state --state {here}/state", 1, "{here}/state cannot be read now (…); try again, as the sidecar's user", killed, person=STRANGER),
-    Mistake("log that leads nowhere", "log --state {here}/state", 1, _UNREAD + "Too many levels of symbolic links; run this as the user of the sidecar, or name its state directory with --state", lambda here, _: (here / "state").symlink_to("state")),
-    Mistake("log of a killed sidecar of another user's", "log --state {here}/state", 1, _UNREAD + "…; while a sidecar runs, or after it was killed, only a user that may write to {here}/state can always read it: run this as the user of the sidecar", killed, person=STRANGER),
-    Mistake("log without a word in it", "log --state {here}/state", 1, "{here}/state/liveness.db is empty, no sidecar has written there yet: start one, or name its state directory with --state", both(folder("state"), text("state/liveness.db"))),
-    Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db has schema None, this version reads 4; use the version that wrote it, or another --state", sql(DATABASE, "delete from meta where key = 'schema'")),
-    Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 4; use the version that wrote it, or another --state", sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
     Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 4; use the version that wrote it, or another --state", sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
     Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines", state),
-    Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines", state),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, so there is nothing to compare: name the sidecar's state directory with --state", both(state, text("theirs"))),
-    Mistake("comparison with no log", "compare {here}/theirs --state {here}/state", 1, "there is no log in {here}/state: name the sidecar's state directory with --state", text("theirs")),
     Mistake("history of nobody in a log that is damaged within", "history x --state {here}/state", 1, "no record of x in the log of {here}/state, which …: correct the name, or --state; records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
     Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
 ]  # fmt: skip
 
 CLIENTS: Final = [
-    Mistake("socket that is no socket", "watch --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock: start it with `liveness serve`, or name another with --socket", text("gateway.sock")),
     Mistake("socket nobody listens on", "watch --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock: start it with `liveness serve`, or name another with --socket", abandoned),
-    Mistake("admin socket nobody listens on", "status --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock: start it with `liveness serve`, or name another with --socket", abandoned),
     Mistake("socket of another program", "watch --socket {here}/gateway.sock", 1, "what answers at {here}/gateway.sock is not a liveness sidecar: name the right socket with --socket", answered("gateway.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("admin socket of another program", "status --socket {here}/gateway.sock", 1, "what answers at {here}/admin.sock is not a liveness sidecar: name the right socket with --socket", answered("admin.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("socket of a program that hangs up", "watch --socket {here}/gateway.sock", 1, "{here}/gateway.sock: the connection was closed; see the sidecar's log", answered("gateway.sock", b"")),
     Mistake("admin socket of a program that says nothing", "status --socket {here}/gateway.sock", 1, "what listens at {here}/admin.sock does not answer: see the sidecar's log, or name another with --socket", answered("admin.sock", None)),
     Mistake("gateway socket of another user", "watch --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/gateway.sock: run this as its user, or in its group", person=STRANGER),
-    Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: run this as its user, or in its group", person=STRANGER),
     Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock: it says … (not-allowed); see its log", person=STRANGER),
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
-    Mistake("status by a stranger", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
-    Mistake("watch of a cluster that is not configured", "watch --cluster", 1, NO_CLUSTER),
     Mistake("status of a cluster that is not configured", "cluster status", 1, NO_CLUSTER),
     Mistake("cluster where no Redis is", "cluster status", 1, "Redis at 127.0.0.1:1: …; is the address right, and does Redis run there?", environ={"LIVENESS_CLUSTER_URL": "redis://127.0.0.1:1"}),
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows all timers"),
-    Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
     Mistake("timer of several", "timers cancel both --socket {live}/gateway.sock", 1, "several gateways have a timer 'both': …; name one with --gateway"),
     Mistake("timer that is over", "timers retry over-gw-a --gateway gw-a --socket {live}/gateway.sock", 1, "the timer 'over-gw-a' of 'gw-a' is cancelled; only one that is pending or failed can be tried again"),
     Mistake("gateway that is none", "gateways forget gw-9 --socket {live}/gateway.sock", 1, "no gateway 'gw-9' is known: `liveness gateways list` shows those that are"),
     Mistake("gateway that is connected", "gateways forget gw-a --socket {live}/gateway.sock", 1, "the gateway 'gw-a' is connected; …"),
     Mistake("webhook that there is none", "webhooks test mail --socket {live}/gateway.sock", 1, "there is no webhook 'mail'; the settings have no [webhooks.NAME]"),
-    Mistake("dead letters to drop of no webhook", "webhooks drop mail --yes --socket {live}/gateway.sock", 1, "there is no webhook 'mail'; the settings have no [webhooks.NAME]"),
     Mistake("dead letter to drop without a sidecar", "webhooks drop mail --yes --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
-    Mistake("webhook to retry without a sidecar", "webhooks retry mail --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("output full", "check-config > /dev/full", 1, "the output cannot be written (No space left on device); give it another place"),
 ]  # fmt: skip
 
 
-# Commands with `--socket` that have rows of their own.
-OTHERS: Final = {"serve", "explain", "compare", "webhooks retry", "webhooks drop"}
-
-
-def _without_a_sidecar() -> Iterator[Mistake]:
-    """Each command that speaks to no more than one, of whatever group."""
-    groups = {"": main.app}
-    names = ("timers", "gateways", "webhooks", "cluster")
-    groups |= {f"{it} ": main.app[it] for it in names}
-    for prefix, group in groups.items():
-        for name in group:
-            if name.startswith("-") or f"{name} " in groups:
-                continue
-            arguments = [*group[name].assemble_argument_collection()]
-            flags = {flag for one in arguments for flag in one.names}
-            if "--socket" not in flags or f"{prefix}{name}" in OTHERS:
-                continue
-            needed = " x" * sum(one.required for one in arguments)
-            yield Mistake(
-                f"{prefix}{name} without a sidecar",
-                f"{prefix}{name}{needed} --socket {{here}}/s",
-                1,
-                "no sidecar at {here}/s: start it with `liveness serve`, or name another "
-                "with --socket",
-            )
-
-
 MISTAKES: Final = [
     *COMMAND_LINES, *SETTINGS, *SOCKETS, *TOKENS, *STATES, *BACKUPS, *LOGS, *CLIENTS,
-    *_without_a_sidecar(),
 ]  # fmt: skip
 
 
@@ -567,147 +407,3 @@ def test_a_mistake_is_one_line_with_the_remedy(
     assert re.fullmatch(".*".join(map(re.escape, expected)), lines[0]), lines[0]
     assert code == row.code
     assert shown == ""
-
-
-def test_every_row_has_a_name_of_its_own() -> None:
-    assert len({row.name for row in MISTAKES}) == len(MISTAKES)
-
-
-# --- and none is missing --------------------------------------------------------------
-
-# Raised to an author of a gateway or to another program, never to a person here.
-FOR_PROGRAMS: Final = {
-    "ReportError", "WireError", "Refused", "Replaced", "TaskFailed", "ApiError",
-}  # fmt: skip
-
-# What has no row: a folder, or a function; and why.
-EXCUSED: Final = {
-    "lab": "of the laboratory: tests/lab, and what has its name in tests/system",
-    "cli/compare.py:_lines_of": "takes five million lines: tests/lab/compare/test_comparison.py",
-    "cli/status.py:screen": "a sidecar of another version: tests/cli/test_status.py",
-    "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
-    "cli/watch.py:_command_errors": "takes a crowded sidecar: tests/cli/test_watch.py",
-    "client/dialer.py:check_frame": "takes a sidecar that stops just then: tests/cli/test_watch.py",
-    "client/dialer.py:dial": "takes 5 s: tests/client/test_watch.py",
-    "service/backups/snapshots.py:copy": "takes gigabytes: tests/service/backups/test_snapshots.py",
-    "service/backups/snapshots.py:progress": "the same",
-    "service/storage/writer.py:write": "two that write: tests/service/test_file_watch.py",
-    "service/links/sockets.py:_open_up": "takes another between: tests/service/links/test_sockets.py",
-    "service/links/sockets.py:rebind": "while it runs: tests/system/test_lost_files.py",
-    "service/systemd.py:socket": "takes other sockets: tests/service/test_systemd.py",
-    "service/storage/database.py:unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",
-    "cluster/nodes.py:check_start": "takes a missing package: tests/cluster/test_connection.py",
-    "cluster/nodes.py:_credentials": "of [cluster]: tests/cluster/test_connection.py",
-    "service/outlets/kafka/kafka_client.py:value_in": "of [kafka.NAME]: tests/service/outlets/test_kafka_client.py",
-    "service/outlets/webhooks/sender.py:secrets": "of [webhooks.NAME]: tests/service/outlets/webhooks/test_signing.py",  # pragma: allowlist secret
-    "service/outlets/webhooks/sender.py:tls_context": "of [webhooks.NAME]: tests/config/test_outlet_settings.py",
-    "cluster/nodes.py:_tls_context": "of [cluster]: tests/cluster/test_connection.py",
-    "console/cluster_lines.py:cluster_errors": "what Redis said: tests/cli/test_cluster_command.py",
-    "cluster/questions.py:read_terms": "of another version: tests/cluster/test_watch.py",
-    "cluster/questions.py:of_another_form": "takes Redis: tests/cli/test_cluster_command.py",
-    "cli/cluster_command.py:_read": "takes Redis: tests/cli/test_cluster_command.py",
-    "cli/cluster_command.py:picture_of": "takes Redis: tests/cli/test_cluster_command.py",
-    "config/sources.py:_read_tables": "at SIGHUP: tests/system/test_rereading.py",
-    "config/sources.py:check": "all that the sources have: tests/config/test_settings.py",
-    "cli/check_config.py:show_settings": "the rows of a secret and of a setting of librdkafka",
-    "config/secret_file.py:read_secret": "takes another user: tests/config/test_outlet_settings.py",  # pragma: allowlist secret
-    "service/outlets/webhooks/webhook_outlet.py:retry_next": "takes a disk that refuses: tests/service/http/test_webhooks_api.py",
-    "service/outlets/webhooks/sender.py:_check": "shown by `status`: tests/service/outlets/webhooks/test_webhook_sender.py",
-    "config/settings.py:__post_init__": "programs that build one: tests/config/test_settings.py",
-}
-LEAST: Final = 8  # characters by which a text differs from all others
-
-
-class Site(NamedTuple):
-    """Where something is raised on purpose for a person, and a pattern of its text."""
-
-    place: str
-    text: str
-    is_made_elsewhere: bool
-
-
-@cache
-def errors() -> set[str]:
-    """The names of all that the package raises on purpose, for persons."""
-    classes = [
-        node
-        for tree in trees().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-    ]
-    found, before = {"LivenessError"}, set[str]()
-    while found != before:
-        before = set(found)
-        found |= {node.name for node in classes if found & set(map(called, node.bases))}
-    return found - FOR_PROGRAMS
-
-
-@cache
-def trees() -> dict[str, ast.Module]:
-    package = ROOT / "liveness"
-    return {
-        str(path.relative_to(package)): ast.parse(path.read_text())
-        for path in sorted(package.rglob("*.py"))
-    }
-
-
-def called(node: ast.expr | None) -> str:
-    """The name of a class or function, without that of its module."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    return getattr(node, "id", getattr(node, "attr", ""))
-
-
-@cache
-def sites() -> list[Site]:
-    """Each call of such a class; and each of a function that makes one for others."""
-    found, classes = [], errors()
-    for name, tree in trees().items():
-        functions = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-        makers = {node.name for node in functions if called(node.returns) in classes}
-        for function in functions:
-            place = f"{name}:{function.name}"
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call) and called(node.func) in classes | makers:
-                    text = ".*".join(map(re.escape, texts(node.args)))
-                    found.append(Site(place, text, called(node.func) in makers))
-    return found
-
-
-def texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
-    """The parts of some texts that are always the same."""
-    for node in nodes:
-        if isinstance(node, ast.JoinedStr):
-            yield from texts(node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def without_a_row() -> set[Site]:
-    lines = "\n".join(row.line for row in MISTAKES)
-    return {
-        site
-        for site in sites()
-        if not re.search(site.text, lines)
-        or (len(site.text) < LEAST and not site.is_made_elsewhere)
-    }
-
-
-def test_whatever_is_raised_on_purpose_for_a_person_has_a_row() -> None:
-    missing = without_a_row()
-    excused = {site for site in missing if EXCUSED.keys() & excuses(site)}
-    assert missing - excused == set()
-    assert EXCUSED.keys() <= {name for site in excused for name in excuses(site)}
-
-
-def excuses(site: Site) -> set[str]:
-    return {site.place, site.place.split("/")[0]}
-
-
-def test_what_is_raised_for_persons_is_found_at_all() -> None:
-    assert {"ConfigError", "StartError", "StateError", "CommandError"} <= errors()
-    assert len({site.place for site in sites()}) > 40
