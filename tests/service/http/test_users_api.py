@@ -138,12 +138,8 @@ async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
     ("name", "told"),
     [
         ("", "'' is no uid"),
-        ("a%00", "is no uid: a string of 1 to 255 bytes"),
-        ("x" * 256, "is no uid"),
         ("int:9223372036854775808", "N from 0 to 2^63-1"),
-        ("int:" + "9" * 250, "N from 0 to 2^63-1"),
         ("%ff", "it is not UTF-8"),
-        ("eve?limit=0", f"1 to {MAX_RECORDS}"),
         (f"eve?limit={MAX_RECORDS + 1}", f"1 to {MAX_RECORDS}"),
         ("eve?before=3", "it may have limit"),
     ],

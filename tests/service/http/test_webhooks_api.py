@@ -10,7 +10,6 @@ import pytest
 from trio.testing import MockClock
 
 from liveness.config.outlet_settings import WebhookSettings
-from liveness.metrics.counts import DOORS
 from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
 from tests.service.http.doors import Doors
 from tests.service.http.test_routes import schema_of, validate
@@ -46,15 +45,15 @@ class Scene(NamedTuple):
         return self.webhooks[f"webhooks.{name}"].now().dead_kept
 
     @contextmanager
-    def undeletable(self, from_number: int = 0) -> Iterator[None]:
-        """For as long as it is open, SQLite deletes no dead letter from that one on."""
+    def undeletable(self) -> Iterator[None]:
+        """For as long as it is open, SQLite deletes no dead letter."""
         outlets = self.doors.rig.sidecar.outlets
         assert outlets is not None
         database = outlets.store._db
         assert database is not None
         database.execute(
             "create temp trigger full before delete on dead "
-            f"when old.number >= {from_number} begin select raise(abort, 'no'); end"
+            "begin select raise(abort, 'no'); end"
         )
         yield
         database.execute("drop trigger full")
@@ -112,13 +111,8 @@ MAIL: Final[dict[str, Any]] = {"webhook": "mail"}
 async def test_a_test_says_what_the_receiver_answered(here: Scene) -> None:
     answer = await here.post("test", webhook="other")
     assert answer.pop("seconds") < 1
-    assert answer == {
-        "webhook": "other",
-        "accepted": True,
-        "refused": False,
-        "status": 204,
-        "answer": "",
-    }
+    told = {"accepted": True, "refused": False, "status": 204, "answer": ""}
+    assert answer == {"webhook": "other", **told}
     (request,) = here.receiver.received
     assert [event["type"] for event in request.events] == ["liveness.test"]
     here.receiver.usually = REFUSING
@@ -135,14 +129,11 @@ async def test_a_test_says_what_the_receiver_answered(here: Scene) -> None:
     ("what", "body", "message"),
     [
         ("test", {"webhook": "mial"}, "no webhook 'mial'; there are mail, other"),
-        ("retry", {"webhook": ""}, "webhook is '' in the body; it must be a string"),
-        ("retry", {"webhook": "mial"}, "no webhook 'mial'; there are mail, other"),
         ("retry", {"id": "17"}, "the body must be JSON with exactly these keys"),
         ("retry", {"webhook": "mail", "x": "1"}, ', and "after" if need be'),
         ("retry", {"webhook": "mail", "after": "x"}, "after is 'x' in the body"),
-        ("drop", {"webhook": "mial"}, "no webhook 'mial'; there are mail, other"),
     ],
-    ids=["name", "empty", "other", "no-key", "key", "after", "drop"],
+    ids=["name", "no-key", "key", "after"],
 )
 async def test_what_does_not_exist_is_refused(
     here: Scene, what: str, body: dict[str, str], message: str
@@ -160,15 +151,12 @@ async def test_without_webhooks_the_error_says_so(doors: Doors) -> None:
     assert await doors.listed(DEAD) == []
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_dead_letters_come_newest_first_page_by_page(
-    here: Scene, door: str
-) -> None:
+async def test_dead_letters_come_newest_first_page_by_page(here: Scene) -> None:
     await here.refuse("a", "b")
     await here.refuse("c")
     everyone, query = list[dict[str, Any]](), "limit=4"
     for size in (4, 2):
-        page = json.loads((await here.doors.get(f"{DEAD}?{query}", door)).body)
+        page = json.loads((await here.doors.get(f"{DEAD}?{query}")).body)
         validate(page, schema_of(DEAD, 200))
         assert len(page["dead"]) == size
         everyone += page["dead"]
@@ -182,8 +170,7 @@ async def test_dead_letters_come_newest_first_page_by_page(
         found = [row["id"] for row in everyone if row["webhook"] == name]
         assert len(found) == 3
         assert await ids(here, webhook=name) == found
-    answer = await here.doors.get(f"{DEAD}?webhook=none", door)
-    assert answer.status == 404
+    assert (await here.doors.get(f"{DEAD}?webhook=none")).status == 404
 
 
 async def test_dead_letters_are_sent_again_oldest_first_and_deleted_once_accepted(

@@ -9,12 +9,8 @@ import pytest
 import trio
 
 from liveness.config.settings import PresenceSettings
-from liveness.service.http.bearer import Token
-from liveness.service.http.http_server import AT_ONCE
 from liveness.service.http.users_api import MOST_UIDS, WHERE, WHERE_BYTES
-from liveness.text import json_ready
 from tests.helpers import disk
-from tests.helpers.strategies import HARD_USERS
 from tests.service.http.asgi import Answer
 from tests.service.http.doors import Doors
 from tests.service.rig import Rig
@@ -101,19 +97,6 @@ async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
     assert found == {"users": [row], "log": rig.store.log, "seq": 0}
 
 
-async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
-    await rig.gateway_of(HARD_USERS)
-    found = await where(rig, *[row_name(uid) for uid in HARD_USERS])
-    assert [row["uid"] for row in found["users"]] == [
-        row_name(uid) for uid in HARD_USERS
-    ]
-
-
-def row_name(uid: str | int) -> object:
-    """A uid as HTTP shows it."""
-    return json_ready({"uid": uid})["uid"]
-
-
 async def test_the_most_uids_are_taken_and_others_get_their_turn_meanwhile(
     rig: Rig,
 ) -> None:
@@ -133,47 +116,22 @@ async def test_the_most_uids_are_taken_and_others_get_their_turn_meanwhile(
 @pytest.mark.parametrize(
     ("body", "status", "told"),
     [
-        (b"", 400, 'exactly this key: {"uids": [...]}'),
-        (b"[" * 100_000, 400, "exactly this key"),
-        (b'["ada"]', 400, "exactly this key"),
+        (b"[" * 100_000, 400, 'exactly this key: {"uids": [...]}'),
         (b'{"uids": "ada"}', 400, "exactly this key"),
         (b'{"uids": [], "more": 1}', 400, "exactly this key"),
-        (b'{"uids": ["ada", ""]}', 400, "uids[1]: "),
-        (b'{"uids": ["int:07"]}', 400, "uids[0]: 'int:07' is no uid"),
-        (b'{"uids": [7.0]}', 400, "uids[0]: 7.0 is no uid"),
-        (b'{"uids": [true]}', 400, "uids[0]: True is no uid"),
-        (b'{"uids": [null]}', 400, "uids[0]: None is no uid"),
-        (b'{"uids": [-1]}', 400, "uids[0]: -1 is no uid"),
-        (b'{"uids": [9223372036854775808]}', 400, "uids[0]: "),
+        ('{"uids": ["ada"]}'.encode("utf-16"), 400, "exactly this key"),
+        (b'{"uids": ["ada", true]}', 400, "uids[1]: True is no uid"),
         # Not converted as a whole, which would take long: any integer so long is no uid.
         (b'{"uids": [' + b"9" * 5_000 + b"]}", 400, "uids[0]: "),
-        (b'{"uids": ["\\ud800"]}', 400, "uids[0]: "),
-        (
-            b'{"uids": [' + b"1," * MOST_UIDS + b"1]}",
-            413,
-            "more than 10000 uids; ask in several requests",
-        ),
+        (b'{"uids": [' + b"1," * MOST_UIDS + b"1]}", 413, "more than 10000 uids"),
         # Counted before they are parsed: the error at the end of this JSON is not found.
         (b'{"uids": [' + b"[]," * (MOST_UIDS + 1), 413, "more than 10000 uids"),
         (b'{"uids": ["' + b"," * 2 * MOST_UIDS + b'"]}', 400, "uids[0]: "),
-        (b'"' + b'\\"' * 1_000_000, 400, "exactly this key"),
-        ('{"uids": ["ada"]}'.encode("utf-16"), 400, "exactly this key"),
         (b" " * (WHERE_BYTES + 1), 413, f"more than {WHERE_BYTES} bytes; send less"),
     ],
     ids=[
-        *(
-            "nothing",
-            "nested",
-            "array",
-            "text",
-            "more keys",
-            "empty",
-            "int:07",
-            "float",
-        ),
-        *("boolean", "null", "negative", "2^63", "many digits", "surrogate"),
-        *("too many", "no uids"),
-        *("commas", "no end", "utf-16", "too long"),
+        *("nested", "text", "more keys", "utf-16", "boolean", "many digits"),
+        *("too many", "no uids", "commas", "too long"),
     ],
 )
 async def test_what_names_no_users_is_refused(
@@ -181,16 +139,3 @@ async def test_what_names_no_users_is_refused(
 ) -> None:
     answer = await asked(rig, body)
     assert (answer.status, told in answer.error) == (status, True), answer.error
-
-
-async def test_a_reader_needs_the_token_and_may_not_get(rig: Rig) -> None:
-    doors = Doors(rig, Token("a-token-of-16-or-more"))
-    answer = await doors.ask("http", "POST", WHERE, b'{"uids": []}')
-    assert answer.status == 401
-    authorization = "Bearer a-token-of-16-or-more"
-    answer = await doors.ask(
-        "http", "POST", WHERE, b'{"uids": []}', authorization=authorization
-    )
-    assert answer.status == 200
-    assert (await Doors(rig).get(WHERE)).status == 405
-    assert AT_ONCE[WHERE] * WHERE_BYTES <= 32 * 1024 * 1024
