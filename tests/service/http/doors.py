@@ -1,13 +1,39 @@
-"""The HTTP doors of a service on virtual time, asked without a server."""
+"""The HTTP doors of a service on virtual time, asked without a server.
+
+Whatever they answer has the shape that the OpenAPI document says.
+"""
 
 import json
-from typing import Any
+import re
+from typing import Any, Final
 from urllib.parse import urlencode
+
+import jsonschema
 
 from liveness.metrics.counts import DOORS, HttpRefusal
 from liveness.service.http.bearer import Token
+from liveness.service.http.http_server import PAGE
 from tests.service.http.asgi import Answer, ask
 from tests.service.rig import Rig
+
+DOCUMENT: Final[dict[str, Any]] = json.loads((PAGE / "openapi.json").read_text())
+
+
+def validate(value: object, schema: dict[str, Any]) -> None:
+    whole = {**schema, "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(whole).validate(value)
+
+
+def validate_answer(method: str, target: str, answer: Answer) -> None:
+    """What is not in the document has no shape, nor what is no JSON."""
+    path = re.sub(r"^/v1/users/.*", "/v1/users/{uid}", target.partition("?")[0])
+    operation = DOCUMENT["paths"].get(path, {}).get(method.lower())
+    if operation is None or answer.headers["content-type"] != "application/json":
+        return
+    response = operation["responses"][str(answer.status)]
+    if "$ref" in response:
+        response = DOCUMENT["components"]["responses"][response["$ref"].split("/")[-1]]
+    validate(json.loads(answer.body), response["content"]["application/json"]["schema"])
 
 
 class Doors:
@@ -28,9 +54,10 @@ class Doors:
     async def ask(
         self, door: str, method: str, target: str, body: bytes = b"", **headers: str
     ) -> Answer:
-        return await ask(
-            self._gates[door], method, target, pieces=[body], headers=headers
-        )
+        gate = self._gates[door]
+        answer = await ask(gate, method, target, pieces=[body], headers=headers)
+        validate_answer(method, target, answer)
+        return answer
 
     async def get(self, target: str, door: str = "http", **headers: str) -> Answer:
         return await self.ask(door, "GET", target, b"", **headers)
@@ -45,5 +72,8 @@ class Doors:
 
     async def change(self, path: str, **body: object) -> tuple[int, dict[str, Any]]:
         """The status and the answer of a change at the admin socket."""
+        asked = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]
         answer = await self.ask("admin", "POST", path, json.dumps(body).encode())
+        if answer.status == 200:
+            validate(body, asked["application/json"]["schema"])
         return answer.status, json.loads(answer.body)

@@ -12,7 +12,6 @@ from trio.testing import MockClock
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
 from tests.service.http.doors import Doors
-from tests.service.http.test_routes import schema_of, validate
 from tests.service.outlets.webhooks.receiver import (
     OK,
     SECRET_FILE,
@@ -73,7 +72,6 @@ class Scene(NamedTuple):
     async def post(self, what: str, status: int = 200, **body: str) -> dict[str, Any]:
         found, answer = await self.doors.change(f"{WEBHOOKS}/{what}", **body)
         assert found == status, answer
-        validate(answer, schema_of(f"{WEBHOOKS}/{what}", status, "post"))
         return answer
 
 
@@ -157,7 +155,6 @@ async def test_dead_letters_come_newest_first_page_by_page(here: Scene) -> None:
     everyone, query = list[dict[str, Any]](), "limit=4"
     for size in (4, 2):
         page = json.loads((await here.doors.get(f"{DEAD}?{query}")).body)
-        validate(page, schema_of(DEAD, 200))
         assert len(page["dead"]) == size
         everyone += page["dead"]
         query = f"limit=4&before={page['next']}"
