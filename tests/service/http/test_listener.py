@@ -4,11 +4,9 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
@@ -272,15 +270,10 @@ async def test_an_answer_that_is_not_read_is_cut_in_time(
     assert status(await door.answer(CLOSE)) == 200
 
 
-async def test_a_large_answer_that_is_read_is_whole(door: Door) -> None:
-    assert (await door.answer(CLOSE.replace(b"/", b"/large", 1))).endswith(LARGE)
-    assert door.refused == []
-
-
 @pytest.mark.parametrize(
     "request_bytes",
-    [b"", b"GET", posted(9, 0)[:-8], GET % b"late", GET % b"large"],
-    ids=["silent", "head", "body", "late", "unread"],
+    [b"", posted(9, 0)[:-8], GET % b"late", GET % b"large"],
+    ids=["silent", "body", "late", "unread"],
 )
 async def test_a_stop_waits_for_nobody_longer_than_its_grace(
     tmp_path: Path, autojump_clock: MockClock, request_bytes: bytes
@@ -302,32 +295,14 @@ def head_of(size: int) -> bytes:
     return begin + b"x" * (size - len(begin) - len(end)) + end
 
 
-async def dripped(door: Door, data: bytes) -> bytes:
-    client = await door.connect()
-    await client.drip(data, 0.001)
-    return await client.to_end()
-
-
-@pytest.mark.parametrize("is_dripped", [False, True])
-async def test_a_head_may_have_the_most_bytes_and_not_one_more(
-    door: Door, is_dripped: bool
-) -> None:
-    send = partial(dripped, door) if is_dripped else door.answer
-    assert status(await send(head_of(HEAD_BYTES))) == 200
+async def test_a_head_may_have_the_most_bytes_and_not_one_more(door: Door) -> None:
+    assert status(await door.answer(head_of(HEAD_BYTES))) == 200
     assert door.refused == []
-    with structlog.testing.capture_logs() as said:
-        answer = await send(head_of(HEAD_BYTES + 1))
-    assert (status(answer), said) == (431, [])
+    answer = await door.answer(GET % b"" + head_of(HEAD_BYTES + 1))
+    first, answer = answer.split(b"\r\n\r\ngot ")
+    assert (status(first), status(answer)) == (200, 431)
     assert b"larger than 500 bytes; send less" in answer
     assert door.refused == [HttpRefusal.HEAD]
-
-
-async def test_a_large_head_is_refused_behind_another_request(door: Door) -> None:
-    body = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n123456789"
-    for first, size in ((GET % b"", HEAD_BYTES + 1), (body, 50_000)):
-        answer = await door.answer(first + head_of(size))
-        statuses = [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]]
-        assert statuses == [b"200", b"431"]
 
 
 @pytest.mark.parametrize("chunk", [0, 1])
@@ -433,12 +408,10 @@ async def test_requests_that_come_together_are_served_one_per_pass(door: Door) -
     ("begin", "again", "end"),
     [
         (b"", GET % b"", CLOSE),
-        (POSTED + CHUNKED + b"\r\n", b"1\r\nx\r\n", b"0\r\n\r\n"),
         (POSTED + CHUNKED + b"\r\n", b"1;" + b"e" * 90 + b"\r\nx\r\n", b"0\r\n\r\n"),
-        (b"GET / HTTP/1.1\r\nhost: h\r\n", b"a:\r\n", b"\r\n"),
         (POSTED + CHUNKED + b"\r\n0\r\n", b"a:\r\n", b"\r\n"),
     ],
-    ids=["requests", "chunks", "extensions", "head", "trailers"],
+    ids=["requests", "chunks", "trailers"],
 )
 async def test_whatever_a_crowd_sends_is_parsed_in_pieces_and_one_request_per_pass(
     tmp_path: Path,
@@ -465,27 +438,15 @@ async def test_whatever_a_crowd_sends_is_parsed_in_pieces_and_one_request_per_pa
 # --- protocols ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-        b"sec-websocket-key: bKdPyn3u98cTfZJSh4TNeQ==\r\n",
-        b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
-        b"http2-settings: AAMAAABkAAQAAP__\r\n",
-    ],
-    ids=["websocket", "h2c"],
-)
 async def test_a_request_for_another_protocol_is_answered_in_http_1(
-    door: Door, asked: bytes
+    door: Door,
 ) -> None:
     client = await door.connect()
-    request = GET % b""
-    for _ in range(2):
-        await client.send(request[:-2] + asked + b"\r\n")
-        answer = await client.answer()
-        assert status(answer) == 200
-        assert b"upgrade" not in answer.lower()
-    await client.send(request)
+    await client.send(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\n")
+    await client.send(b"upgrade: websocket\r\nsec-websocket-version: 13\r\n\r\n")
+    answer = await client.answer()
+    assert (status(answer), b"upgrade" in answer.lower()) == (200, False)
+    await client.send(GET % b"")
     assert status(await client.answer()) == 200
 
 
@@ -499,16 +460,12 @@ async def test_a_connection_that_begins_with_http_2_is_refused(door: Door) -> No
     "garbage",
     [
         b"\x16\x03\x01\x02\0\r\n",
-        b"GET /\r\n",
         b"GET / HTTP/1.1\r\n",
         b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n",
-        POSTED + b"content-length: 1\r\ncontent-length: 2\r\n",
-        POSTED + b"content-length: -1\r\n",
         POSTED + b"transfer-encoding: gzip\r\n",
         POSTED + CHUNKED + b"\r\nzz\r\n",
         # Bodies whose end others may see elsewhere.
         pytest.param(POSTED + b"content-length: 5\r\n" + CHUNKED, id="both lengths"),
-        POSTED + CHUNKED.title() + b"Content-Length: 0\r\n",
         POSTED.replace(b"1.1", b"1.0") + CHUNKED,
     ],
 )

@@ -12,7 +12,6 @@ from liveness.service.http.users_api import MAX_RECORDS
 from liveness.service.storage.database import connect
 from liveness.text import uid_text
 from tests.helpers import disk
-from tests.helpers.strategies import HARD_UIDS
 from tests.service.http.asgi import Answer, ask
 from tests.service.http.doors import validate_answer
 from tests.service.rig import Rig
@@ -122,14 +121,6 @@ async def test_a_conn_beyond_2_53_keeps_its_digits(rig: Rig) -> None:
     moved, online = found["records"]
     assert (moved["conn"], moved["from_conn"]) == (f"int:{newer}", f"int:{conn}")
     assert online["conn"] == f"int:{conn}"
-
-
-async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
-    await rig.gateway_of(HARD_UIDS)
-    for uid in HARD_UIDS:
-        found = await user(rig, uid)
-        assert found["online"], uid
-        assert len(found["records"]) == 1, uid
 
 
 @pytest.mark.parametrize(
