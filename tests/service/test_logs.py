@@ -166,23 +166,20 @@ def test_a_line_fits_into_an_entry_of_the_journal(stream: TextIO) -> None:
     assert "ExceptionGroup" in json_lines(stream)[0]["exception"]
 
 
-@pytest.mark.parametrize("format", ["json", "text"])
 def test_libraries_come_out_in_the_same_form_from_warning_upwards(
-    stream: TextIO, format: str
+    stream: TextIO,
 ) -> None:
-    configure(format, "debug", stream=stream)
+    configure("json", "debug", stream=stream)
     library = logging.getLogger("library.error")
     library.info("no")
     try:
         raise OSError(28, "No space left")
     except OSError:
         library.exception("in %s", "it")
-    written = text(stream)
-    for part in ("in it", "library.error", "OSError: [Errno 28] No space left"):
-        assert part in written
-    assert "no\n" not in written
-    if format == "json":
-        assert len(json_lines(stream)) == 1
+    (line,) = json_lines(stream)
+    assert line["event"] == "in it"
+    assert "library.error" in line.values()
+    assert "OSError: [Errno 28] No space left" in line["exception"]
 
 
 def test_a_broken_stream_loses_lines_and_a_later_one_says_how_many(pipe: Pipe) -> None:
@@ -228,33 +225,19 @@ def test_configured_anew_lines_go_to_the_new_stream_alone(
 
 
 CHATTY = """
-import sys, structlog
+import structlog
 from liveness.service.common.logs import configure
 configure("json", "info")
-for n in range(int(sys.argv[1])):
+for n in range(100):
     structlog.get_logger().info("link up", n=n)
 """
 
 
-def chatty(pipe: Pipe, lines: int) -> subprocess.Popen[bytes]:
-    """A process that says *lines*, and is over."""
-    command = [sys.executable, "-c", CHATTY, str(lines)]
-    return subprocess.Popen(command, stderr=pipe.stream)
-
-
 def test_the_last_lines_are_out_at_exit(pipe: Pipe) -> None:
-    process = chatty(pipe, 100)
-    assert process.wait(SOON_S) == 0
+    subprocess.run([sys.executable, "-c", CHATTY], stderr=pipe.stream, check=True)
     os.write(pipe.stream.fileno(), b'{"event": "over"}\n')
     *lines, _ = pipe.lines("over")
     assert [line["n"] for line in lines] == list(range(100))
-
-
-@pytest.mark.slow
-def test_an_exit_waits_at_most_a_second_for_a_stuck_reader(pipe: Pipe) -> None:
-    pipe.fill()
-    process = chatty(pipe, 100)
-    assert process.wait(SOON_S) == 0
 
 
 UNCAUGHT = """
@@ -314,17 +297,6 @@ def test_beyond_its_room_the_key_logged_longest_ago_is_forgotten(
 ) -> None:
     monkeypatch.setattr(logs, "MAX_KEYS", 2)
     said = Said()
-    for now, key in enumerate("aba"):
+    for now, key in ((0, "a"), (1, "b"), (10, "a"), (11, "c"), (12, "a"), (13, "b")):
         said.at(now, key)
-    said.at(3, "c")
-    said.at(4, "b")  # still known
-    said.at(5, "a")  # forgotten, so said
-    assert [fields["n"] for _, fields in said.lines] == [0, 1, 3, 5]
-
-
-def test_a_key_that_was_logged_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_KEYS", 2)
-    said = Said()
-    for now, key in ((0, "a"), (1, "b"), (10, "a"), (11, "c"), (12, "a")):
-        said.at(now, key)
-    assert [fields["n"] for _, fields in said.lines] == [0, 1, 10, 11]
+    assert [fields["n"] for _, fields in said.lines] == [0, 1, 10, 11, 13]

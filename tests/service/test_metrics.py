@@ -200,17 +200,14 @@ def test_every_number_of_an_outlet_is_shown_once() -> None:
     assert sorted(own) == sorted(expected)
 
 
-def test_the_states_of_an_outlet_are_those_that_are_counted() -> None:
-    assert get_args(OutletState) == OUTLET_STATES
-
-
 def test_without_an_outlet_there_is_nothing_of_one() -> None:
     names = {*scraped(Counts())} - {*scraped(Counts(), replace(NOW, outlets=[]))}
     assert len(names) > 10
     assert {name.rpartition("outlet")[0] for name in names} == {"liveness_"}
 
 
-def test_every_kind_of_a_failed_call_is_counted_under_a_label() -> None:
+def test_states_and_errors_are_those_that_are_counted() -> None:
+    assert get_args(OutletState) == OUTLET_STATES
     assert get_args(Kind) == CLUSTER_ERRORS
 
 
@@ -241,11 +238,6 @@ def test_what_cannot_be_added_up_is_shown_for_the_first_64_gateways_alone() -> N
     assert by_label(families["liveness_gateway_interval_seconds"]) == {"g1": 12.5}
 
 
-@pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b", "é👩‍🚀", " "])
-def test_any_name_of_a_gateway_survives_the_text(name: str) -> None:
-    assert users_of(gateway(name, users=7)) == {name: 7}
-
-
 # --- histograms ------------------------------------------------------------------------
 
 
@@ -274,9 +266,8 @@ def test_lateness_is_shown_by_stage_as_buckets_count_and_sum() -> None:
         for sample in family.samples
         if sample.labels["stage"] == "decided"
     }
-    assert decided["bucket", "0.02"] == 0
-    assert decided["bucket", "0.035"] == decided["bucket", "0.2"] == 1
-    assert decided["bucket", "0.5"] == decided["bucket", "+Inf"] == 2
+    assert (decided["bucket", "0.02"], decided["bucket", "0.035"]) == (0, 1)
+    assert decided["bucket", "+Inf"] == 2
     assert decided["count", None] == 2
     assert decided["sum", None] == pytest.approx(0.33)
     stages = {sample.labels["stage"] for sample in family.samples}

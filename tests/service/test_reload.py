@@ -61,11 +61,8 @@ async def test_outlets_wait_for_a_restart_by_the_names_of_their_sections(
     rig: Rig,
 ) -> None:
     mail = WebhookSettings(url="https://a/?hunter2", secret_file=Path("/s"))
-    for before, after in (
-        ({}, {"mail": mail}),
-        ({"mail": mail}, {}),
-        ({"mail": mail}, {"mail": replace(mail, settle_s=7, timeout_s=9.0)}),
-    ):
+    changed = replace(mail, settle_s=7, timeout_s=9.0)
+    for before, after in (({}, {"mail": mail}), ({"mail": mail}, {"mail": changed})):
         config = replace(rig.sidecar.config, webhooks=before)
         mount = Mount(replace(config, webhooks=after))
         mount.answers.set()

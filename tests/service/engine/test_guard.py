@@ -7,7 +7,6 @@ import trio
 
 from liveness.config.settings import GuardSettings
 from liveness.core.sessions.storm_guard import (
-    BY_CALM,
     BY_TIME,
 )
 from tests.service.rig import WAITING_PER_S, Rig
@@ -61,27 +60,6 @@ async def test_fewer_users_or_without_a_guard_go_offline_at_their_deadlines(
     assert all(30 <= record["silence"] < 30.5 for record in records)
     assert storms(said) == []
     assert decided(rig) == count
-
-
-@pytest.mark.rig(guard=SMALL)
-async def test_users_that_speak_are_saved_and_end_the_storm(
-    rig: Rig, said: Lines
-) -> None:
-    gateway = await rig.gateway_of(USERS[:50])
-    other = await rig.gateway_of(USERS[50:60], "h")
-    # Too few for a storm: they go offline as usual, though another gateway has one.
-    assert len(await other.records(10)) == 10
-    await trio.sleep(10)
-    assert rig.firing.held(rig.attended.now)["storm"] == 50
-    await gateway.apply(["keepalive", USERS[:49]])
-    await trio.sleep(1)
-    assert rig.firing.held(rig.attended.now)["storm"] == 1
-    await gateway.send(["logout", USERS[49]])
-    await trio.sleep(1)
-    (_, ended) = storms(said)
-    assert (ended["why"], ended["due"]) == (BY_CALM, 0)
-    (record,) = await gateway.records(1)
-    assert (record["uid"], record["reason"]) == (USERS[49], "logout")
 
 
 @pytest.mark.rig(guard=SMALL)

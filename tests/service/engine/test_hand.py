@@ -23,19 +23,10 @@ async def test_a_sidecar_without_links_looks_up_ten_times_a_second(rig: Rig) -> 
     assert await turns_a_second(rig, 200) <= 11.1
 
 
-@pytest.mark.parametrize(
-    "timeout_s",
-    [
-        pytest.param(seconds, marks=pytest.mark.rig(timeout_s=seconds))
-        for seconds in (30.0, 600.0, 86_400.0)
-    ],
-)
-async def test_silent_links_and_users_far_from_due_cost_only_ticks(
-    rig: Rig, timeout_s: float
-) -> None:
+async def test_silent_links_and_users_far_from_due_cost_only_ticks(rig: Rig) -> None:
     await rig.gateway_of([f"u{n}" for n in range(1_000)])
     await rig.watcher()
-    assert await turns_a_second(rig, min(timeout_s * 0.8, 200)) <= IDLE_PER_S
+    assert await turns_a_second(rig, 24) <= IDLE_PER_S
 
 
 @pytest.mark.rig(timeout_s=10)
@@ -94,15 +85,6 @@ async def test_a_gateway_that_sends_on_does_not_stop_the_hand(rig: Rig) -> None:
         (record,) = await quiet.records(1)
         nursery.cancel_scope.cancel()
     assert 2 <= record["silence"] <= 2.05
-
-
-@pytest.mark.rig(timeout_s=2, gateway_hold_s=600)
-async def test_users_of_a_mute_gateway_do_not_make_the_hand_spin(rig: Rig) -> None:
-    gateway = await rig.gateway("g", ping=1)
-    await gateway.send(["login", list(range(100))])
-    await trio.sleep(5)
-    assert rig.firing.held(rig.attended.now)["mute"] == 100
-    assert await turns_a_second(rig, 100) <= WAITING_PER_S
 
 
 @pytest.mark.rig(timeout_s=2, pause_firing=100)

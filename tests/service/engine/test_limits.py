@@ -1,37 +1,19 @@
 """Each limit: up to it, all is served; one more is refused with its name, and counted."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any, Final
 
 import pytest
 import trio
 
-from liveness.core.limits import Limits
 from liveness.core.links.conversation import HELLO_BYTES
 from liveness.core.wire.framing import BATCHES_OF_VALUES, encode
-from liveness.metrics.counts import LIMITS
 from liveness.service.engine import engine_shell
 from liveness.service.links.link_socket import LINGER_S, PIECE_BYTES
 from tests.service.rig import Caller, Rig
 
 N: Final = 8
-# Bounds of other sections at which something is refused, and counted by its name.
-ELSEWHERE: Final = {
-    "timers.max_live",
-    "timers.max_pending",
-    "http.max_streams",
-    "http.max_backlog",
-    "cluster.max_questions",
-    "cluster.max_link_questions",
-}
-# Bounds at which nothing is refused: they limit a pace, or memory.
-# Those of other limits are counted by the section of what they bound.
-PACES: Final = {
-    *("limits.gateway_hold_s", "limits.window", "limits.tail", "limits.max_pending"),
-    *("limits.max_questions", "limits.max_link_questions"),
-}
 
 
 async def refusal(caller: Caller, code: str, limit: str = "", *, fatal: bool) -> Any:
@@ -47,12 +29,6 @@ async def refusal(caller: Caller, code: str, limit: str = "", *, fatal: bool) ->
 def met(rig: Rig) -> dict[str, int]:
     """Which limits were met by now, and how often."""
     return {name: count for name, count in rig.counts.limits_met.items() if count}
-
-
-def test_every_limit_is_counted_by_its_name() -> None:
-    limits = {f"limits.{limit.name}" for limit in fields(Limits)}
-    assert {*LIMITS} == (limits - PACES) | ELSEWHERE
-    assert limits >= PACES
 
 
 def can_go(rig: Rig, name: str) -> bool:
@@ -358,19 +334,6 @@ async def test_a_hello_has_a_bound_of_its_own(rig: Rig) -> None:
     await caller.expect("welcome")
     await caller.expect("pong")
     assert held(rig) == 0
-
-
-@pytest.mark.rig(max_refused=N)
-async def test_refused_frames_are_at_most_so_many(rig: Rig) -> None:
-    gateway = await rig.gateway("gw")
-    await gateway.send(*[["nonsense"]] * N)
-    for _ in range(N):
-        await refusal(gateway, "unknown-frame", fatal=False)
-    await gateway.sync()
-    assert met(rig) == {}
-    await gateway.send(["nonsense"])
-    await refusal(gateway, "overloaded", "limits.max_refused", fatal=True)
-    assert met(rig) == {"limits.max_refused": 1}
 
 
 @pytest.mark.parametrize(

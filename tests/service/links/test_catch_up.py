@@ -5,16 +5,13 @@ it must then be as if it had got them in time, and what it has already must stay
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from liveness.config.compiled import Wheel
 from liveness.core.records import TIMER, Logged, TimerRecord
 from liveness.core.timer_states import (
     RETRY_POLICY,
@@ -22,22 +19,16 @@ from liveness.core.timer_states import (
     CompleteTimer,
     CreateTimer,
     Fire,
-    RetryPolicy,
     RetryTimer,
-    TimerCommand,
     TimerState,
 )
-from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.service import app
 from liveness.service.app import _catch_up
 from liveness.service.storage import log_store
-from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_store import LogStore
 from liveness.service.timers.timer_sql import TIMER_COLUMNS
 from liveness.service.timers.timer_store import TimerStore
-from tests.core.timers_rig import Rig
 from tests.helpers import disk
-from tests.helpers.record_batches import batch_of
-from tests.helpers.strategies import BOUNDED, calls
 from tests.service.storage.journals import online, pending, write
 
 AT_MS: Final = 1_000
@@ -234,92 +225,3 @@ def test_a_restored_log_begins_no_later_timer(log: LogStore, table: TimerStore) 
     # Nobody has the record of the last: whatever is answered from now on counts.
     found = [(timer.seq, timer.min_seq) for timer in rows(table).values()]
     assert found[1:] == [(None, 71), (0, 71)]
-
-
-# --- in any order -------------------------------------------------------------------
-
-
-SHORT: Final = RetryPolicy(1_000, (500, 1_000))
-keys = st.sampled_from("abc")
-after_soon = calls("after", keys, st.just(0.2))
-acts = st.lists(
-    st.one_of(
-        *(after_soon, after_soon),
-        *(calls(name, keys) for name in ("cancel", "done", "fail", "try_again")),
-        calls("wait", st.just(0.6)),
-    ),
-    max_size=40,
-)
-
-
-class Decided(Rig):
-    """A rig that keeps every order, as it was decided."""
-
-    def __init__(self, acts: list[Callable[[Rig], object]]) -> None:
-        self.orders: list[TimerCommand] = []
-        super().__init__(Wheel, retry_policy=SHORT)
-        for act in acts:
-            act(self)
-        self.commit()
-
-    def write(self, most: int = 10**9) -> bool:
-        was_written = super().write(most)
-        if was_written:
-            assert self.written is not None
-            self.orders += self.written[0]
-        return was_written
-
-
-def settled(orders: Iterable[TimerCommand]) -> dict[int, TimerState]:
-    """What becomes of timers if this is said of them, in this order."""
-    return {it.id: it for it in TimerTransaction(orders, [], SHORT).changed}
-
-
-def left_alone(orders: list[TimerCommand], since: int) -> set[object]:
-    """The keys of which, from a run on that is later than *since*, only runs follow."""
-    fired, left = set[object](), set[object]((it.gateway, it.key) for it in orders)
-    for order in orders:
-        if isinstance(order, Fire):
-            if order.seq > since:
-                fired.add((order.gateway, order.key))
-        elif (order.gateway, order.key) in fired:
-            left.discard((order.gateway, order.key))
-    return left
-
-
-@BOUNDED
-@given(acts, st.integers(0, 8), st.integers(1, 4))
-def test_runs_applied_last_have_the_effect_they_had_in_time(
-    tmp_path_factory: pytest.TempPathFactory,
-    acts: list[Callable[[Rig], object]],
-    known: int,
-    page: int,
-) -> None:
-    rig = Decided(acts)
-    fires = {
-        it.seq: Fire(it.gateway, it.key, it.attempt, it.seq, it.at) for it in rig.log
-    }
-    orders = [fires[it.seq] if isinstance(it, Fire) else it for it in rig.orders]
-    late = [it for seq, it in fires.items() if seq > known]
-    in_time = [it for it in orders if it not in late]
-    with (
-        pytest.MonkeyPatch.context() as few,
-        closing(LogStore(tmp_path_factory.mktemp("state"))) as log,
-        closing(TimerStore(log.folder, log=log.log, retry_policy=SHORT)) as table,
-    ):
-        few.setattr(app, "REPLAY_RECORDS", 2)
-        table.write(in_time)
-        if not table.has_live:
-            late = []  # of timers that have ended nothing is looked up
-        for at in range(0, len(rig.log), page):
-            log.write(Batch(batch_of(rig.log[at : at + page])))
-        _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
-        caught_up = rows(table)
-        assert caught_up == settled([*in_time, *late])
-        alone = left_alone(orders, known)
-        for number, timer in settled(orders).items():
-            if late and (timer.gateway, timer.key) in alone:
-                assert caught_up[number] == timer
-        assert table.seq == len(rig.log)
-        replay(table, log)
-        assert rows(table) == caught_up
