@@ -1,8 +1,7 @@
 """The service without HTTP and signals, and those who talk to it, in one process.
 
 Everything is the product's own and wired by it: SQLite, threads, sockets. Only time
-is virtual (see `jumping`), so that an hour passes as soon as nobody has anything to
-do, and whatever hangs runs into a deadline at once.
+is virtual (see `jumping`): an hour passes as soon as nobody has anything to do.
 """
 
 import os
@@ -62,16 +61,11 @@ WAITING_PER_S: Final = 40.0
 
 
 class VirtualWallClock(Clock):
-    """The clocks of a host that runs with the loop's virtual time.
-
-    Attributes:
-        ahead_s: How far the wall clock is ahead of the right time.
-        slept_s: For how long the host has slept: CLOCK_MONOTONIC stood still.
-    """
+    """The clocks of a host that runs with the loop's virtual time."""
 
     def __init__(self) -> None:
-        self.ahead_s = 0.0
-        self.slept_s = 0.0
+        self.ahead_s = 0.0  # how far the wall clock is ahead of the right time
+        self.slept_s = 0.0  # CLOCK_MONOTONIC stood still meanwhile
         self._boot, self._booted_s = "first boot", 0.0
 
     def start_host(self, boot: str) -> None:
@@ -118,14 +112,7 @@ class Caller(peer.Caller):
 
 
 class Rig:
-    """A running service.
-
-    Args:
-        sidecar: Its parts.
-        store: Its disk.
-        path: Its socket.
-        nursery: It runs there, alone.
-    """
+    """A running service, alone in its nursery."""
 
     def __init__(
         self,

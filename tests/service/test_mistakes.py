@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -79,14 +78,6 @@ def text(name: str, content: str | bytes = "", mode: int = 0o600) -> Given:
     return make
 
 
-def folder(name: str, mode: int = 0o755) -> Given:
-    def make(here: Path, _: ExitStack) -> None:
-        (here / name).mkdir()
-        (here / name).chmod(mode)
-
-    return make
-
-
 def both(*givens: Given) -> Given:
     return lambda here, stack: [given(here, stack) for given in givens]
 
@@ -131,44 +122,16 @@ def state(here: Path, _: ExitStack) -> None:
         TimerStore(here / "state", log=store.log).close()
 
 
-def changed_state(change: Callable[[Path], object]) -> Given:
-    """That state, with something done to its folder."""
-
-    def make(here: Path, stack: ExitStack) -> None:
-        state(here, stack)
-        change(here / "state")
-
-    return make
-
-
-def sql(name: str, script: str) -> Given:
-    def change(folder: Path) -> None:
-        with closing(sqlite3.connect(folder / name)) as db:
-            db.executescript(script)
-
-    return changed_state(change)
-
-
-def damaged(name: str) -> Given:
-    """That state, with a file of it that is none of SQLite's any more."""
-    damage = b"not a database" * 400
-    return changed_state(lambda folder: (folder / name).write_bytes(damage))
+def damaged(here: Path, stack: ExitStack) -> None:
+    """That state, with a log that is none of SQLite's any more."""
+    state(here, stack)
+    (here / "state" / DATABASE).write_bytes(b"not a database" * 400)
 
 
 def chown_all(here: Path, _: ExitStack) -> None:
     for path in (here, *here.rglob("*")):
         os.chown(path, STRANGER.unix_user, STRANGER.gid)
 
-
-def huge(folder: Path) -> None:
-    """The log claims 8 TiB, hardly any of which take room."""
-    with (folder / DATABASE).open("r+b") as file:
-        file.seek(28)  # the number of pages
-        file.write((2**31).to_bytes(4))
-        file.truncate(2**31 * 4_096)
-
-
-BAD_RECORDS: Final = sql(DATABASE, "insert into log values (1, 1, 1, x'93c1', 0)")
 
 # --- the table ------------------------------------------------------------------------
 
@@ -223,44 +186,20 @@ SOCKETS: Final = [
 
 _TOKEN: Final = {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}
 
-TOKENS: Final = [
+FILES: Final = [
     Mistake("token file missing", SERVE, 1, "http.token_file: {here}/token cannot be read (No such file or directory); correct the path or its mode", environ=_TOKEN),
     Mistake("token file open to others", SERVE, 1, "http.token_file: {here}/token is open to users other than its owner and group; run chmod o= on it", text("token", "correct-horse/battery+staple==", 0o644), _TOKEN),
-]  # fmt: skip
-
-STATES: Final = [
-    Mistake("state not writable", SERVE, 1, "state directory {here}/state: Permission denied; make it a folder that this user may write to, or name another with --state", folder("state"), person=STRANGER),
-    Mistake("second sidecar on a state", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {live}/state", 1, "state directory {live}/state is in use by another sidecar; stop that one or name another with --state"),
-    Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start with an empty log", damaged("liveness.db")),
-    Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 4; use the version that wrote it, or another --state", sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
+    Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start with an empty log", damaged),
     Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or repair the disk, nothing is lost", before="ulimit -f 4"),
-    Mistake("stop file unreadable", SERVE, 1, "{here}/state/stopped cannot be read (Is a directory); make it readable, or remove it to give everyone a fresh timeout", both(state, folder("state/stopped"))),
-]  # fmt: skip
-
-_UNLIKE: Final = "it was not read: find out who put it there, then put the sidecar's own file in its place, or name another --state"
-
-BACKUPS: Final = [
     Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar already exists; name another FILE, or give --force", both(state, text("b.tar"))),
     Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is in a state directory, with which it would be lost; name a FILE elsewhere", state),
     Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} exists and is not a file; name another FILE", state),
     Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is not a folder; make it, or name another FILE", state),
-    Mistake("backup of another's state", "backup --state {here}/state {here}/out/b.tar", 1, "{here}/state: Permission denied; run this as the sidecar's user, and name a FILE in a folder where it may write", both(state, folder("out", 0o777)), person=STRANGER),
     Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
-    Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and making a backup takes … MB; make room, or name a FILE elsewhere", changed_state(huge)),
     Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; no file is left behind: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
-]  # fmt: skip
-
-_UNREAD: Final = "{here}/state/liveness.db cannot be read: "
-
-LOGS: Final = [
     Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name, or --state"),
-    Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name, or --state", state),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
-    Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 4; use the version that wrote it, or another --state", sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
     Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines", state),
-    Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, so there is nothing to compare: name the sidecar's state directory with --state", both(state, text("theirs"))),
-    Mistake("history of nobody in a log that is damaged within", "history x --state {here}/state", 1, "no record of x in the log of {here}/state, which …: correct the name, or --state; records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
-    Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
 ]  # fmt: skip
 
 CLIENTS: Final = [
@@ -286,9 +225,7 @@ CLIENTS: Final = [
 ]  # fmt: skip
 
 
-MISTAKES: Final = [
-    *COMMAND_LINES, *SETTINGS, *SOCKETS, *TOKENS, *STATES, *BACKUPS, *LOGS, *CLIENTS,
-]  # fmt: skip
+MISTAKES: Final = [*COMMAND_LINES, *SETTINGS, *SOCKETS, *FILES, *CLIENTS]
 
 
 # --- they are made --------------------------------------------------------------------

@@ -33,7 +33,7 @@ def met(rig: Rig) -> dict[str, int]:
 
 def can_go(rig: Rig, name: str) -> bool:
     """Whether a gateway can be forgotten."""
-    return rig.sidecar.parts.registry.why_in_use("gateway", name) is None
+    return rig.registry.why_in_use("gateway", name) is None
 
 
 # --- links --------------------------------------------------------------------
@@ -162,14 +162,11 @@ async def test_names_are_bounded_and_forgetting_one_makes_room(rig: Rig) -> None
     assert "gateways forget" in error["message"]
     assert met(rig) == {"limits.max_names": 1}
     await rig.until(partial(can_go, rig, "a"))
-    assert (
-        rig.sidecar.parts.registry.why_in_use("watcher", "b")
-        == "is connected; stop it first"
-    )
+    why = rig.registry.why_in_use("watcher", "b")
+    assert why == "is connected; stop it first"
     rig.engine.forget("gateway", "a")
     await (await rig.gateway("c")).sync()
-    rows = rig.store._db.execute("select role, name from cursors order by role")
-    assert rows.fetchall() == [("gateway", "c"), ("watcher", "b")]
+    assert {*rig.store.cursors()} == {("gateway", "c"), ("watcher", "b")}
 
 
 @pytest.mark.rig(timeout_s=5)
@@ -196,9 +193,7 @@ async def test_a_forgotten_gateway_leaves_nothing_in_memory(rig: Rig) -> None:
 async def test_a_name_with_users_is_kept_until_they_are_gone(rig: Rig) -> None:
     (await rig.gateway_of(["u"], "gw")).close()
     await rig.until(lambda: not rig.registry.named)
-    assert "1 users online" in (
-        rig.sidecar.parts.registry.why_in_use("gateway", "gw") or ""
-    )
+    assert "1 users online" in (rig.registry.why_in_use("gateway", "gw") or "")
     await rig.until(partial(can_go, rig, "gw"))
 
 
@@ -359,12 +354,7 @@ async def test_a_gateway_that_reads_no_replies_is_sent_away(
             while (frame := await rude.receive()) and frame[0] == "pong":
                 pass
             assert frame is not None
-            name, error = frame
-            assert (name, error["code"], error["fatal"]) == (
-                "error",
-                "overloaded",
-                True,
-            )
+            assert (frame[0], frame[1]["code"]) == ("error", "overloaded")
             assert await rude.receive() is None
         else:
             took = await rig.until(lambda: len(rig.registry.links) == 1)

@@ -56,14 +56,9 @@ async def ask(
     pieces: Sequence[bytes] = (),
     headers: Mapping[str, str] | Sequence[tuple[str, str]] = MappingProxyType({}),
 ) -> Answer:
-    """One request.
+    """One request; its body comes in *pieces*.
 
-    Args:
-        app: The application.
-        method: GET or another.
-        target: Path and query.
-        pieces: Of the body, as they come.
-        headers: With a `Host` that will do unless one is given; as pairs, all of them.
+    As a mapping, *headers* get a `Host` that will do unless one is given.
     """
     scope = scope_of(method, target, headers)
     rest: list[Message] = [

@@ -19,6 +19,7 @@ from liveness.service.http.feed_api import EVENTS_BYTES, _take_events
 from liveness.service.http.live_api import MAX_RECORDS
 from liveness.service.storage.log_tail import TailEntry
 from tests.service.http.asgi import ask
+from tests.service.http.doors import DOCUMENT, validate
 from tests.service.http.reading import LONG_S, Event, Reader, reading
 from tests.service.rig import Rig
 
@@ -383,6 +384,10 @@ async def users(rig: Rig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/x-ndjson"
     *lines, last = map(json.loads, answer.body.decode().splitlines())
+    shapes = DOCUMENT["paths"]["/v1/users"]["get"]["x-lines"]
+    validate(last, shapes["last"])
+    for line in lines[:10]:
+        validate(line, shapes["each user"])
     return lines, last
 
 

@@ -502,13 +502,6 @@ async def test_a_client_that_waits_before_its_body_is_told_to_go_on(door: Door) 
     )
 
 
-async def test_an_answer_to_head_has_no_body_and_the_next_one_has(door: Door) -> None:
-    answers = await door.answer(b"HEAD / HTTP/1.1\r\nhost: h\r\n\r\n" + CLOSE)
-    first, rest = answers.split(b"\r\n\r\n", 1)
-    assert (status(first), b"content-length: 4" in first) == (200, True)
-    assert (status(rest), rest.endswith(b"\r\n\r\ngot ")) == (200, True)
-
-
 async def test_what_a_client_still_sends_does_not_cost_it_the_refusal(
     tmp_path: Path, jumping: MockClock
 ) -> None:

@@ -177,19 +177,6 @@ async def test_without_a_cluster_its_pages_say_so(rig: Rig, door: str) -> None:
     assert error.startswith("there is no cluster: this sidecar has neither cluster.url")
 
 
-async def test_each_line_of_users_has_the_shape_that_the_document_says(
-    rig: Rig,
-) -> None:
-    gateway = await rig.gateway("gw-1")
-    await gateway.apply(["login", ["ada", 7, 2**60]], ["login", "bob", {"conn": 4}])
-    schemas = DOCUMENT["paths"]["/v1/users"]["get"]["x-lines"]
-    *lines, last = (await ask(rig.door(), "GET", "/v1/users")).body.splitlines()
-    assert len(lines) == 4
-    for line in lines:
-        validate(json.loads(line), schemas["each user"])
-    validate(json.loads(last), schemas["last"])
-
-
 @pytest.mark.rig(timeout_s=5, tail=1_000)
 async def test_each_event_of_a_stream_has_the_shape_that_the_document_says(
     rig: Rig, jumping: MockClock

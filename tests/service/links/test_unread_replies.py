@@ -155,29 +155,6 @@ def _encoded_bytes() -> int:
     return sum(len(it.maps) for it in gc.get_objects() if isinstance(it, Encoded))
 
 
-async def test_over_the_bound_links_that_do_not_read_end(tmp_path: Path) -> None:
-    async with running(tmp_path, max_unread_bytes=MIB) as rig:
-        reads = await rig.watcher("reads")
-        little = await rig.watcher("little")
-        await asks(little, 5)
-        silent = [await rig.watcher(f"silent {n}") for n in range(8)]
-        async with trio.open_nursery() as nursery:
-            for caller in silent:
-                nursery.start_soon(asks, caller)
-            for _ in range(300):
-                await trio.sleep(0.01)
-                await reads.send(["ping", LARGE])
-                assert await reads.expect("pong") == [LARGE]
-                assert in_memory(rig) <= 2 * MIB + PINGS * len(LARGE)
-            nursery.cancel_scope.cancel()
-        assert MIB < in_memory(rig) <= 2 * MIB
-        assert met(rig) == {}  # they may still read
-        await trio.sleep(31)
-        assert in_memory(rig) == 0
-        assert met(rig) == {"limits.unread_s": 9}
-        assert is_linked(rig, "reads")
-
-
 async def test_links_end_at_once_at_twice_the_bound(tmp_path: Path) -> None:
     many = [*range(4_000)]  # an answer is some 300 KB
     async with running(tmp_path, max_unread_bytes=MIB // 4) as rig:
