@@ -166,10 +166,16 @@ def test_each_count_is_shown_under_its_label() -> None:
     assert info.labels == {"version": "1.2.3", "wheel": "reference"}
 
 
-def test_without_a_cluster_there_is_nothing_of_it() -> None:
-    names = {*scraped(Counts())} - {*scraped(Counts(), replace(NOW, cluster=None))}
+@pytest.mark.parametrize(
+    ("part", "without"),
+    [("cluster", {"cluster": None}), ("outlet", {"outlets": []})],
+)
+def test_without_a_cluster_or_an_outlet_there_is_nothing_of_it(
+    part: str, without: dict[str, Any]
+) -> None:
+    names = {*scraped(Counts())} - {*scraped(Counts(), replace(NOW, **without))}
     assert len(names) > 10
-    assert {name.rpartition("cluster")[0] for name in names} == {"liveness_"}
+    assert {name.rpartition(part)[0] for name in names} == {"liveness_"}
 
 
 def test_each_outlet_has_series_of_its_own() -> None:
@@ -198,12 +204,6 @@ def test_every_number_of_an_outlet_is_shown_once() -> None:
         it for it in astuple(OUTLET) if isinstance(it, int | float) and it < 1e9
     ]
     assert sorted(own) == sorted(expected)
-
-
-def test_without_an_outlet_there_is_nothing_of_one() -> None:
-    names = {*scraped(Counts())} - {*scraped(Counts(), replace(NOW, outlets=[]))}
-    assert len(names) > 10
-    assert {name.rpartition("outlet")[0] for name in names} == {"liveness_"}
 
 
 def test_states_and_errors_are_those_that_are_counted() -> None:

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from liveness.errors import StartError
 from liveness.service.components import TURN_DEAD_S
-from liveness.service.systemd import STATUS_EVERY_S, ServiceManager, passed_socket
+from liveness.service.systemd import ServiceManager, passed_socket
 from tests.service.rig import Rig
 
 PID = 7
@@ -225,17 +225,6 @@ async def test_the_sign_of_life_ends_while_the_hand_stands_still(
         nursery.cancel_scope.cancel()
     ill = [line for line in said if line["log_level"] == "error"]
     assert ill[0]["event"] == "the watchdog of the service manager is not fed"
-
-
-async def test_without_a_watchdog_only_the_status_is_sent(
-    rig: Rig, notify: Told
-) -> None:
-    async with trio.open_nursery() as nursery:
-        given = {"NOTIFY_SOCKET": notify.address}
-        nursery.start_soon(ServiceManager(given, PID).report_status, rig.sidecar)
-        await trio.sleep(STATUS_EVERY_S + 1)
-        nursery.cancel_scope.cancel()
-    assert notify() == [["STATUS=ready, 0 users online"]] * 2
 
 
 @pytest.mark.parametrize("value", ["soon", "9" * 400])

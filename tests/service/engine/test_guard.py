@@ -45,23 +45,6 @@ async def test_a_thousand_users_due_at_once_are_held_for_a_timeout(
     assert rig.sidecar.summaries.now().storms == 1
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        pytest.param(999, marks=pytest.mark.rig(guard=ON)),
-        pytest.param(1_000, marks=pytest.mark.rig(guard=GuardSettings(enabled=False))),
-    ],
-)
-async def test_fewer_users_or_without_a_guard_go_offline_at_their_deadlines(
-    rig: Rig, said: Lines, count: int
-) -> None:
-    gateway = await rig.gateway_of(USERS[:count])
-    records = await gateway.records(count)
-    assert all(30 <= record["silence"] < 30.5 for record in records)
-    assert storms(said) == []
-    assert decided(rig) == count
-
-
 @pytest.mark.rig(guard=SMALL)
 async def test_users_that_were_held_are_not_in_the_lateness(rig: Rig) -> None:
     gateway = await rig.gateway_of(USERS[:50])

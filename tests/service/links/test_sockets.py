@@ -111,14 +111,6 @@ def test_a_file_put_in_its_place_is_not_opened_to_others(
     assert mode(secret) == 0o600
 
 
-def test_the_file_is_there_as_long_as_it_listens(path: Path) -> None:
-    with listening(path) as listener:
-        assert path.is_socket()
-        with pytest.raises(BlockingIOError):
-            listener.accept()
-    assert not os.path.lexists(path)
-
-
 def test_a_file_left_by_a_crash_is_replaced(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as crashed:
         crashed.bind(str(path))
