@@ -2,8 +2,10 @@
 
 import re
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,12 +63,7 @@ class Passes(trio.abc.Instrument):
 
 
 class Door:
-    """A door that is open.
-
-    Args:
-        path: Of its socket.
-        connections: How many it takes.
-    """
+    """A door that is open, for so many connections."""
 
     def __init__(self, path: Path, connections: int) -> None:
         self._path = path
@@ -76,29 +73,20 @@ class Door:
         self.clients: list[Client] = []
         self.stop = trio.Event()
         self.settings = HttpSettings(
-            max_connections=connections,
             request_s=REQUEST_S,
+            max_connections=connections,
             max_header_bytes=HEAD_BYTES,
         )
 
     async def serve(self, listener: socket.socket) -> None:
-        gate = Middleware(
-            *(pages, [self.note], self.refused.append),
-            max_body_bytes=BODY_BYTES,
-            at_once={"/alone": 1},
+        refused, bound = (
+            self.refused.append,
+            partial(Middleware, max_body_bytes=BODY_BYTES),
         )
-        checks = [only_health(CONNECTIONS)]
-        health = Middleware(
-            gate, checks, self.refused.append, max_body_bytes=BODY_BYTES
-        )
-
-        served = HttpListener(
-            gate, health, self.settings, self.refused.append, Turnstile()
-        )
-        await served.run(
-            Acceptor(listener, "http", {}),  # type: ignore[arg-type]  # nothing is put off
-            self.stop.wait,
-        )
+        gate = bound(pages, [self.note], refused, at_once={"/alone": 1})
+        health = bound(gate, [only_health(CONNECTIONS)], refused)
+        served = HttpListener(gate, health, self.settings, refused, Turnstile())
+        await served.run(Acceptor(listener, "http", Counter()), self.stop.wait)
 
     def note(self, _: Request) -> None:
         self.began_at.append(self.passes.count)
@@ -391,19 +379,6 @@ async def test_health_is_answered_however_many_connections_are_kept(
     assert door.refused == []
 
 
-async def test_requests_that_come_together_are_served_one_per_pass(door: Door) -> None:
-    clients = [await door.connect() for _ in range(CONNECTIONS)]
-    await wait_all_tasks_blocked()
-    door.passes = Passes()
-    trio.lowlevel.add_instrument(door.passes)
-    async with trio.open_nursery() as nursery:
-        for client in clients:
-            nursery.start_soon(client.send, GET % b"")
-    for client in clients:
-        assert status(await client.answer()) == 200
-    assert len(door.began_at) == len(set(door.began_at)) == CONNECTIONS
-
-
 @pytest.mark.parametrize(
     ("begin", "again", "end"),
     [
@@ -448,12 +423,6 @@ async def test_a_request_for_another_protocol_is_answered_in_http_1(
     assert (status(answer), b"upgrade" in answer.lower()) == (200, False)
     await client.send(GET % b"")
     assert status(await client.answer()) == 200
-
-
-async def test_a_connection_that_begins_with_http_2_is_refused(door: Door) -> None:
-    answer = await door.answer(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 9)
-    assert status(answer) == 505
-    assert set(door.refused) == {HttpRefusal.MALFORMED}
 
 
 @pytest.mark.parametrize(
