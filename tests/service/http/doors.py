@@ -70,6 +70,16 @@ class Doors:
         assert following == [None]
         return shown
 
+    async def pages(self, path: str, cursor: str, **query: str) -> list[Any]:
+        """The items of each page of a listing; *cursor* names what asks for the next."""
+        found = list[Any]()
+        while not found or cursor in query:
+            answer = await self.get(f"{path}?{urlencode(query)}")
+            items, following = json.loads(answer.body).values()
+            found.append(items)
+            query = {**query, cursor: following} if following else {}
+        return found
+
     async def change(self, path: str, **body: object) -> tuple[int, dict[str, Any]]:
         """The status and the answer of a change at the admin socket."""
         asked = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]

@@ -1,8 +1,8 @@
 """Webhooks over HTTP for operators, and requests by hand; time is virtual."""
 
-import json
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -46,16 +46,14 @@ class Scene(NamedTuple):
     @contextmanager
     def undeletable(self) -> Iterator[None]:
         """For as long as it is open, SQLite deletes no dead letter."""
-        outlets = self.doors.rig.sidecar.outlets
-        assert outlets is not None
-        database = outlets.store._db
-        assert database is not None
-        database.execute(
-            "create temp trigger full before delete on dead "
-            "begin select raise(abort, 'no'); end"
-        )
-        yield
-        database.execute("drop trigger full")
+        path = self.doors.rig.store.folder / "outlets.db"
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute(
+                "create trigger full before delete on dead "
+                "begin select raise(abort, 'no'); end"
+            )
+            yield
+            database.execute("drop trigger full")
 
     async def refuse(self, *users: str) -> None:
         """Have the receiver refuse an online of each of these users, in both webhooks."""
@@ -144,13 +142,8 @@ async def test_what_does_not_exist_is_refused(
 async def test_dead_letters_come_newest_first_page_by_page(here: Scene) -> None:
     await here.refuse("a", "b")
     await here.refuse("c")
-    everyone, query = list[dict[str, Any]](), "limit=4"
-    for size in (4, 2):
-        page = json.loads((await here.doors.get(f"{DEAD}?{query}")).body)
-        assert len(page["dead"]) == size
-        everyone += page["dead"]
-        query = f"limit=4&before={page['next']}"
-    assert page["next"] is None
+    first, last = await here.doors.pages(DEAD, "before", limit="4")
+    everyone = [*first, *last]
     assert [letter["id"] for letter in everyone] == [6, 5, 4, 3, 2, 1]
     newest = everyone[0]
     assert newest["record"]["uid"] == "c"

@@ -1,8 +1,9 @@
 """Links over real sockets: the content, order and time of frames, and the ends of links."""
 
 import socket
+import sqlite3
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,9 +107,15 @@ async def test_an_ack_is_on_disk_before_the_pong_behind_it_also_beside_a_timer(
     assert rig.store.cursors()["gateway", "g"].seq == 2
 
 
-@pytest.mark.parametrize(("tail_records", "scope"), [(10, "own"), (100_000, "all")])
+@pytest.mark.parametrize(
+    "scope",
+    [
+        pytest.param("own", marks=pytest.mark.rig(tail=1_000)),  # from disk
+        pytest.param("all", marks=pytest.mark.rig(tail=100_000)),
+    ],
+)
 async def test_before_a_second_pong_come_records_that_the_first_one_covers(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, tail_records: int, scope: str
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, scope: str
 ) -> None:
     async def slow(*args: Any, **options: Any) -> Encoded:
         await trio.sleep(0.1)
@@ -117,14 +124,10 @@ async def test_before_a_second_pong_come_records_that_the_first_one_covers(
     take_encoded = TailReader.take_encoded
     monkeypatch.setattr(TailReader, "take_encoded", slow)
     monkeypatch.setattr(log_store, "SCAN_RECORDS", 1_000)
-    rig.sidecar.feed._keep = tail_records
     gateway, other = await rig.gateway("g"), await rig.gateway("h")
-    for caller, uids in (
-        (gateway, ["first"]),
-        (other, crowd(2_500)),
-        (gateway, ["last"]),
-    ):
-        await caller.apply(["login", uids])
+    await gateway.apply(["login", "first"])
+    await other.apply(["login", crowd(2_500)])
+    await gateway.apply(["login", "last"])
     reader = await rig.connect()
     asked = {"after": 0, "log": rig.store.log, "ack": False}
     await reader.send(hello("g", role="watcher", scope=scope, **asked), ["ping", 0])
@@ -400,7 +403,8 @@ async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> No
     gateway = await rig.gateway_of(crowd(1_000, "a"))
     for prefix in "bc":
         await gateway.apply(["login", crowd(1_000, prefix)])
-    rig.store._db.execute("alter table log rename to gone")
+    with closing(sqlite3.connect(rig.store.path)) as db:
+        db.execute("alter table log rename to gone")
     with structlog.testing.capture_logs() as said:
         for number in range(5):
             await rig.watcher(f"w{number}", after=0)
