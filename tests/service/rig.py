@@ -7,12 +7,7 @@ is virtual (see `jumping`): an hour passes as soon as nobody has anything to do.
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    asynccontextmanager,
-    closing,
-    suppress,
-)
+from contextlib import AbstractContextManager, asynccontextmanager, closing, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final

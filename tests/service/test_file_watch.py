@@ -40,10 +40,7 @@ def errors(logs: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("lose", [removed, replaced])
-@pytest.mark.parametrize(
-    "name",
-    ["lock", "liveness.db-wal", "timers.db"],
-)
+@pytest.mark.parametrize("name", ["lock", "liveness.db-wal", "timers.db"])
 async def test_a_lost_file_of_the_state_is_reported_until_it_is_back(
     rig: Rig, name: str, lose: Callable[[Path], Callable[[], object]]
 ) -> None:

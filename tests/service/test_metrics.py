@@ -167,8 +167,7 @@ def test_each_count_is_shown_under_its_label() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "without"),
-    [("cluster", {"cluster": None}), ("outlet", {"outlets": []})],
+    ("part", "without"), [("cluster", {"cluster": None}), ("outlet", {"outlets": []})]
 )
 def test_without_a_cluster_or_an_outlet_there_is_nothing_of_it(
     part: str, without: dict[str, Any]

@@ -6,9 +6,7 @@ import pytest
 import trio
 
 from liveness.config.settings import GuardSettings
-from liveness.core.sessions.storm_guard import (
-    BY_TIME,
-)
+from liveness.core.sessions.storm_guard import BY_TIME
 from tests.service.rig import WAITING_PER_S, Rig
 
 ON: Final = GuardSettings(enabled=True)

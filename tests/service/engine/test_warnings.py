@@ -70,9 +70,7 @@ async def test_a_reader_that_is_slow_is_not_shown(rig: Rig) -> None:
 
 
 @pytest.mark.rig(timeout_s=3_600)
-async def test_a_watcher_that_does_not_read_its_link_is_shown(
-    rig: Rig,
-) -> None:
+async def test_a_watcher_that_does_not_read_its_link_is_shown(rig: Rig) -> None:
     watcher = await rig.watcher()
     gateway = await rig.gateway("g", kinds=[])
     for n in range(5):
@@ -86,9 +84,7 @@ async def test_a_watcher_that_does_not_read_its_link_is_shown(
 
 
 @pytest.mark.rig(window=10, max_pending=1_000)
-async def test_a_gateway_that_the_sidecar_does_not_read_is_not_shown(
-    rig: Rig,
-) -> None:
+async def test_a_gateway_that_the_sidecar_does_not_read_is_not_shown(rig: Rig) -> None:
     gateway = await rig.gateway("g", kinds=["online"])
     await gateway.send(["login", USERS[:10]])
     await gateway.records(10)

@@ -111,10 +111,7 @@ class Reader:
 
 @asynccontextmanager
 async def reading(
-    app: ASGIApp,
-    target: str,
-    *,
-    headers: Mapping[str, str] = MappingProxyType({}),
+    app: ASGIApp, target: str, *, headers: Mapping[str, str] = MappingProxyType({})
 ) -> AsyncIterator[Reader]:
     """Ask for an answer that goes on; the client goes at the end of the block."""
     reader = Reader()

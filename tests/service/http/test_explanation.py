@@ -11,19 +11,9 @@ import pytest
 
 from liveness.cli.explain import cluster_sentence
 from liveness.core.records import LogPosition, Record
-from liveness.core.sessions.clearance import (
-    AWAY,
-    DISK,
-    MUTE,
-    PAUSED,
-    STORM,
-    UNREAD,
-)
+from liveness.core.sessions.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
 from liveness.core.sessions.firing import UserStatus
-from liveness.service.http.explanation import (
-    Known,
-    sentence,
-)
+from liveness.service.http.explanation import Known, sentence
 
 ZONE = "Europe/Berlin"
 

@@ -19,11 +19,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from liveness.config.settings import HttpSettings
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.http.listener import (
-    HEALTH_CONNECTIONS,
-    STOP_S,
-    HttpListener,
-)
+from liveness.service.http.listener import HEALTH_CONNECTIONS, STOP_S, HttpListener
 from liveness.service.http.middleware import Middleware, only_health
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.sockets import listening
@@ -413,9 +409,7 @@ async def test_whatever_a_crowd_sends_is_parsed_in_pieces_and_one_request_per_pa
 # --- protocols ------------------------------------------------------------------------
 
 
-async def test_a_request_for_another_protocol_is_answered_in_http_1(
-    door: Door,
-) -> None:
+async def test_a_request_for_another_protocol_is_answered_in_http_1(door: Door) -> None:
     client = await door.connect()
     await client.send(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\n")
     await client.send(b"upgrade: websocket\r\nsec-websocket-version: 13\r\n\r\n")

@@ -10,11 +10,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.metrics.counts import HttpRefusal
-from liveness.service.http.middleware import (
-    Middleware,
-    allow_hosts,
-    read_only,
-)
+from liveness.service.http.middleware import Middleware, allow_hosts, read_only
 from tests.service.http.asgi import ask
 
 MOST = 1_000

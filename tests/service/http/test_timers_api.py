@@ -92,9 +92,7 @@ async def test_timers_come_newest_first_page_by_page(doors: Doors) -> None:
     assert (page["next"], keys) == (None, [*"cba"])
 
 
-async def test_of_a_key_the_newest_timer_of_each_gateway_is_shown(
-    doors: Doors,
-) -> None:
+async def test_of_a_key_the_newest_timer_of_each_gateway_is_shown(doors: Doors) -> None:
     for gateway in ("x", "y"):
         await after(await doors.rig.gateway(gateway), "k", "k")
     newest = json.loads((await doors.get(f"{TIMERS}/newest?key=k")).body)["timers"]

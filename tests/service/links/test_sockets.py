@@ -264,10 +264,7 @@ class Unlucky(socket.socket):
         return sock, address
 
 
-@pytest.mark.parametrize(
-    "code",
-    [errno.ECONNABORTED, errno.EPERM, errno.EHOSTUNREACH],
-)
+@pytest.mark.parametrize("code", [errno.ECONNABORTED, errno.EPERM, errno.EHOSTUNREACH])
 async def test_a_connection_lost_before_it_was_accepted_is_skipped(
     path: Path, code: int
 ) -> None:
