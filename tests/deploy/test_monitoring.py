@@ -11,12 +11,9 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from grafana_foundation_sdk.models.dashboard import Panel
-from grafana_foundation_sdk.models.prometheus import Dataquery
 from prometheus_client.parser import text_string_to_metric_families
 
-from grafana.dashboard import FILE, WIDTH, text
-from grafana.runbook import alerts, links
+from grafana.dashboard import FILE, text
 from liveness.config.settings import SETTINGS
 from liveness.metrics.counts import LIMITS, Counts
 from tests.helpers.pages import anchors
@@ -75,6 +72,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     with Sidecar(tmp_path_factory.mktemp("s")) as sidecar:
         sidecar.start().gateway("gw-1")
         _, metrics = sidecar.get("/metrics")
+    promtool("check", "metrics", input=metrics)
     families = [*text_string_to_metric_families(metrics)]
     configured = [
         family
@@ -108,34 +106,12 @@ def test_the_dashboard_committed_is_the_one_of_its_code() -> None:
     assert FILE.read_text() == text(), "run make dashboard"
 
 
-def test_each_panel_has_a_title_of_its_own_and_says_what_to_do() -> None:
-    titles = [panel["title"] for panel in DASHBOARD["panels"]]
-    assert len(set(titles)) == len(titles)
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(ids)) == len(ids)
+def test_each_panel_asks_the_chosen_source_about_the_chosen_sidecars() -> None:
     for panel in PANELS:
-        assert len(re.findall(r"[.?](?: |$)", panel["description"])) >= 2, panel[
-            "title"
-        ]
         assert panel["datasource"]["uid"] == "${datasource}"
         for target in panel["targets"]:
             assert target["datasource"]["uid"] == "${datasource}"
             assert "$instance" in target["expr"]
-        refs = [target["refId"] for target in panel["targets"]]
-        assert sorted(set(refs)) == refs
-        assert "" not in refs
-
-
-def test_the_panels_fill_the_grid_and_cover_one_another_nowhere() -> None:
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    cells = [
-        (x, y)
-        for at in places
-        for x in range(at["x"], at["x"] + at["w"])
-        for y in range(at["y"], at["y"] + at["h"])
-    ]
-    lines = max(at["y"] + at["h"] for at in places)
-    assert sorted(cells) == [(x, y) for x in range(WIDTH) for y in range(lines)]
 
 
 def test_the_alerts_and_panels_that_a_text_refers_to_are_there() -> None:
@@ -160,30 +136,6 @@ def test_each_panel_leads_to_a_section_and_each_alert_has_a_panel() -> None:
         led_to |= {anchor for _, anchor in urls}
     assert led_to <= anchors(RUNBOOK)
     assert {name.lower() for name in ALERTS} <= led_to
-
-
-def test_a_panel_leads_to_the_alerts_about_what_it_shows() -> None:
-    panel = Panel(
-        description="See LivenessDown.",
-        targets=[
-            Dataquery(expr="rate(liveness_storms_total[1m])"),
-            Dataquery(expr="sum(liveness_offline_lateness_seconds_bucket)"),
-        ],
-    )
-    titles = [link.title for link in links(panel, alerts())]
-    about = ("Down", "Late", "ToldLate", "Storm")
-    assert titles == [f"Runbook: Liveness{name}" for name in about]
-    (other,) = links(Panel(), alerts())
-    assert other.title == "Runbook: Symptoms without an alert"
-
-
-def test_every_value_has_a_unit() -> None:
-    for panel in PANELS:
-        if panel["type"] == "heatmap":
-            parts = [panel["options"][part] for part in ("yAxis", "cellValues")]
-        else:
-            parts = [panel["fieldConfig"]["defaults"]]
-        assert all(part["unit"] for part in parts), panel["title"]
 
 
 # --- names --------------------------------------------------------------------------
@@ -216,20 +168,6 @@ def test_every_metric_is_on_the_dashboard(exposed: Samples) -> None:
     }
     known = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed}
     assert known - shown == {"process_virtual_memory_bytes"}  # says nothing of memory
-
-
-def test_a_series_that_has_a_colour_exists(exposed: Samples) -> None:
-    values = {
-        value
-        for labels in exposed.values()
-        for of_one in labels.values()
-        for value in of_one
-    }
-    values |= {f"{stage} p{share}" for stage in values for share in (50, 99)}
-    for panel in PANELS:
-        legends = {target.get("legendFormat") for target in panel["targets"]}
-        for override in panel.get("fieldConfig", {}).get("overrides", []):
-            assert override["matcher"]["options"] in values | legends
 
 
 # --- the rules ----------------------------------------------------------------------
