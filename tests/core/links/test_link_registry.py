@@ -1,0 +1,196 @@
+"""How many links there may be, and which of them end when there are too many."""
+
+from typing import Any
+
+from liveness.core.effects import Close
+from liveness.core.links.link import Link
+from liveness.core.wire.framing import decode, encode
+from tests.core.server_shell import Shell, hello
+
+
+def refusal_of(link: Link) -> tuple[Any, ...] | None:
+    """The code of a link's last frame; None if it has none."""
+    if not link.outbox.last_frame:
+        return None
+    _, shown = decode(link.outbox.last_frame)
+    return shown.get("code") or shown["reason"]  # type: ignore[no-any-return]
+
+
+def says(shell: Shell, **options: Any) -> str | None:
+    """Say hello on a new link; the limit that refuses it, if any."""
+    before = shell.counts.limits_met.copy()
+    shell.says(shell.connect(), hello(**options))
+    return next(iter(shell.counts.limits_met - before), None)
+
+
+# --- how many there may be ---------------------------------------------------------------
+
+
+def test_above_max_links_a_link_is_refused_before_its_hello() -> None:
+    shell = Shell(max_links=2)
+    links = [shell.connect() for _ in range(3)]
+    assert [refusal_of(link) for link in links] == [None, None, "overloaded"]
+    assert +shell.counts.limits_met == {"limits.max_links": 1}
+    for link in links[1:]:
+        shell.server.closed(link)
+    assert shell.connect().is_open
+
+
+def test_above_max_gateways_only_names_that_are_linked_and_watchers_come() -> None:
+    shell = Shell(max_gateways=2)
+    shell.gateway("g")
+    assert says(shell, name="h") is None
+    assert says(shell, name="i") == "limits.max_gateways"
+    assert says(shell, name="h") is None
+    assert says(shell, name="i", role="watcher") is None
+
+
+def test_above_max_names_only_known_ones_and_those_without_a_cursor_come() -> None:
+    shell = Shell(max_names=2)
+    shell.server.closed(shell.gateway("g"))
+    assert says(shell, name="w", role="watcher") is None
+    assert says(shell, name="v", role="watcher", ack=False) is None
+    assert says(shell, name="v", role="watcher") == "limits.max_names"
+    assert says(shell, name="h") == "limits.max_names"
+    assert says(shell, name="g") is None
+
+
+# --- links without a hello ---------------------------------------------------------------
+
+
+def expire(shell: Shell) -> list[int]:
+    """End links without a hello; the numbers of those that are expired."""
+    registry, now = shell.parts.registry, shell.attended.now
+    expired = registry.expired_handshakes(now)
+    for link in expired:
+        registry.expire_handshake(link, now)
+    return [link.number for link in expired]
+
+
+def test_a_link_without_a_hello_ends_when_its_time_is_up() -> None:
+    shell = Shell(hello_s=5.0)
+    said = shell.gateway()
+    link = shell.connect()
+    shell.lets_pass(5)
+    assert expire(shell) == []
+    shell.lets_pass(0.1)
+    assert expire(shell) == [link.number]
+    assert (refusal_of(link), said.is_open) == ("too-slow", True)
+    assert +shell.counts.limits_met == {"limits.hello_s": 1}
+    assert expire(shell) == []
+
+
+def test_of_too_many_links_without_a_hello_the_newest_stay() -> None:
+    shell = Shell(max_handshakes=4)
+    links = [shell.connect() for _ in range(4)]
+    assert expire(shell) == []
+    links.append(shell.connect())
+    assert shell.parts.registry.is_crowded
+    assert expire(shell) == [1, 2]
+    assert [link.is_open for link in links] == [False, False, True, True, True]
+    assert refusal_of(links[0]) == "overloaded"
+    assert +shell.counts.limits_met == {"limits.max_handshakes": 2}
+
+
+def test_a_link_that_says_hello_in_the_last_moment_stays() -> None:
+    shell = Shell(hello_s=5.0)
+    link = shell.connect()
+    shell.lets_pass(6)
+    (expired,) = shell.parts.registry.expired_handshakes(shell.attended.now)
+    shell.says(link, hello())
+    shell.parts.registry.expire_handshake(expired, shell.attended.now)
+    assert link.is_open
+
+
+# --- names -------------------------------------------------------------------------------
+
+
+def test_a_name_is_in_use_while_it_is_linked_or_has_users() -> None:
+    shell = Shell()
+    registry = shell.parts.registry
+    link = shell.gateway()
+    shell.says(link, ["login", ["u", "v"]])
+    assert registry.names_in_use() == [("gateway", "g")] * 2
+    assert registry.why_in_use("gateway", "g") == "is connected; stop it first"
+    assert (registry.linked("gateway"), registry.linked("watcher")) == (1, 0)
+    shell.server.closed(link)
+    assert "has 2 users online" in (registry.why_in_use("gateway", "g") or "")
+    assert registry.why_in_use("watcher", "g") is None
+    shell.says(shell.gateway(), ["logout", ["u", "v"]])
+    registry.end_all("a test")
+    assert registry.why_in_use("gateway", "g") is None
+
+
+def test_at_the_end_links_that_said_hello_are_told_why() -> None:
+    shell = Shell()
+    links = [shell.gateway(), shell.connect()]
+    shell.parts.registry.end_all("a test")
+    assert [refusal_of(link) for link in links] == ["a test", None]
+    assert shell.effects() == [Close(1), Close(2)]
+    shell.parts.registry.end_all("again")
+    assert refusal_of(links[0]) == "a test"
+
+
+# --- links that do not read, or send slowly ------------------------------------------------
+
+
+def unread(shell: Shell, name: str, size: int) -> Link:
+    """A gateway that reads nothing of an answer of this size."""
+    link = shell.gateway(name)
+    shell.says(link, ["ping", "x" * size])
+    link.outbox.blocked(True)
+    return link
+
+
+def test_a_link_that_reads_no_answer_ends_after_its_time() -> None:
+    shell = Shell(unread_s=10.0, gateway_hold_s=20.0)
+    link, other = unread(shell, "g", 9), shell.gateway("h")
+    for seconds, is_open in ((20, True), (1, False)):
+        shell.lets_pass(seconds)
+        shell.parts.registry.end_unread(shell.attended.now)
+        assert link.is_open is is_open
+    assert (refusal_of(link), other.is_open) == ("overloaded", True)
+    assert not link.outbox.has_replies
+    assert +shell.counts.limits_met == {"limits.unread_s": 1}
+
+
+def test_if_all_leave_too_much_unread_those_with_most_end() -> None:
+    shell = Shell(max_unread_bytes=10_000)
+    links = [unread(shell, name, 100 * n) for n, name in enumerate("ghi", 50)]
+    reads = shell.gateway("j")
+    shell.says(reads, ["ping", "x" * 4_500])
+    assert [link.is_open for link in (*links, reads)] == [True, True, False, True]
+    assert +shell.counts.limits_met == {"limits.max_unread_bytes": 1}
+    assert shell.parts.unread.memory <= 20_000
+
+
+def test_nobody_who_reads_ends_for_what_all_leave_unread() -> None:
+    shell = Shell(max_unread_bytes=1_000)
+    reads = shell.gateway("g")
+    shell.says(reads, ["ping", "x" * 9_000])
+    assert reads.is_open
+
+
+def test_of_too_many_incomplete_frames_the_oldest_ends() -> None:
+    shell = Shell(max_unfinished_bytes=100)
+    slow, fast, late = (shell.gateway(name) for name in "ghi")
+    frame = encode(["login", "u" * 58])
+
+    def send(link: Link, data: bytes) -> None:
+        shell.server.received(link, data, shell.at, None)
+
+    send(slow, frame[:40])
+    send(fast, frame[:41])
+    send(
+        fast, frame[41:] + frame[:20]
+    )  # another frame: it is younger than that of `slow`
+    assert shell.parts.registry.unfinished_bytes == 60
+    send(late, frame[:40])
+    assert slow.is_open
+    send(late, frame[40:41])
+    assert [link.is_open for link in (slow, fast, late)] == [False, True, True]
+    assert +shell.counts.limits_met == {"limits.max_unfinished_bytes": 1}
+    assert shell.parts.registry.unfinished_bytes == 61
+    for link in (fast, late):
+        shell.server.closed(link)
+    assert shell.parts.registry.unfinished_bytes == 0
