@@ -542,26 +542,6 @@ def test_slot_of_gives_the_layer_and_slot_of_a_user_until_it_is_due(
             slot_of(uid)
 
 
-def test_owned_looks_at_a_stretch_of_the_table_at_a_time(
-    wheel_class: WheelClass,
-) -> None:
-    model = Model(wheel_class, timeout=30, slots=30)
-    for number in range(6_000):
-        model.open(number, gateway=number % 2)
-    for number in range(0, 6_000, 3):
-        model.close(number)
-    expected = {e.uid for e in model.entries.values() if e.gateway == 1}
-    found: list[Uid] = []
-    place, calls = 0, 0
-    while place >= 0:
-        uids, place = model.wheel.owned([1], place, 1_000)
-        assert len(uids) <= 1_000
-        found += uids
-        calls += 1
-    assert (len(found), set(found)) == (len(expected), expected)
-    assert calls >= 4  # for the 4,000 that are left; more if there are holes
-
-
 # --- the table -------------------------------------------------------------------
 
 
