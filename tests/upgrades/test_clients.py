@@ -79,23 +79,6 @@ def test_a_gateway_reports_and_is_answered_across_releases(
     assert silent["silence"] >= TIMEOUT_S
 
 
-def test_the_command_watch_reads_across_releases(
-    make: Start, roots: tuple[Path, Path]
-) -> None:
-    command, server = roots
-    sidecar = started(make, server, 60)
-    link = sidecar.gateway("gw", kinds=[])
-    link.send("login", ["ada", "bob"], {"conn": [1, 2]})
-    link.apply("logout", "bob", {"conn": 2})
-    words = ["-m", "liveness", "watch", "--socket", str(sidecar.socket), "--json"]
-    records = printed(command, *words, "--after", "0", "--count", "3")
-    assert [(r["seq"], r["kind"], r["uid"], r["conn"]) for r in records] == [
-        (1, "online", "ada", 1),
-        (2, "online", "bob", 2),
-        (3, "offline", "bob", 2),
-    ]
-
-
 def test_a_watch_asks_an_older_sidecar_and_reads_all_gateways(
     make: Start, previous: Path
 ) -> None:

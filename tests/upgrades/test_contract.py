@@ -12,19 +12,18 @@ from liveness.config.sources import load
 from liveness.errors import ConfigError
 from tests.core.conftest import READERS
 from tests.core.wire import test_vectors as vectors
-from tests.helpers.tree import ROOT
 
 Case = dict[str, Any]
 
-# Frames that have another meaning since, as the changelog says, and a word of its entry.
+# Frames that have another meaning since, as the changelog says.
 CHANGED: Final = {
-    "the-shortest-hello-of-a-watcher": "`scope-all`",
-    "a-uid-with-a-lone-byte-ff-is-fatal": "`bad-uid`",
-    "a-uid-with-an-overlong-nul-is-fatal": "`bad-uid`",
-    "a-uid-with-a-surrogate-is-fatal": "`bad-uid`",
-    "a-uid-with-half-a-character-is-fatal": "`bad-uid`",
-    "a-uid-with-a-value-above-unicode-is-fatal": "`bad-uid`",
-    "one-uid-of-a-batch-in-broken-utf-8-is-fatal-for-all": "`bad-uid`",
+    "the-shortest-hello-of-a-watcher",
+    "a-uid-with-a-lone-byte-ff-is-fatal",
+    "a-uid-with-an-overlong-nul-is-fatal",
+    "a-uid-with-a-surrogate-is-fatal",
+    "a-uid-with-half-a-character-is-fatal",
+    "a-uid-with-a-value-above-unicode-is-fatal",
+    "one-uid-of-a-batch-in-broken-utf-8-is-fatal-for-all",
 }
 
 
@@ -33,7 +32,7 @@ def cases(previous: Path) -> list[Case]:
     """The test vectors of the last release, without those whose meaning has changed."""
     paths = (previous / "proto/vectors").glob("*.json")
     found = [case for path in paths for case in json.loads(path.read_text())["cases"]]
-    assert {case["name"] for case in found} >= CHANGED.keys()
+    assert {case["name"] for case in found} >= CHANGED
     return [case for case in found if case["name"] not in CHANGED]
 
 
@@ -61,12 +60,6 @@ def test_frames_of_the_sidecar_are_of_the_schema(cases: list[Case]) -> None:
         if case["direction"] == "from-sidecar":
             for frame in vectors.decoded(vectors.octets(case)):
                 vectors.FROM_US.validate(frame)
-
-
-def test_the_changelog_names_each_change_of_a_meaning() -> None:
-    changes = (ROOT / "CHANGELOG.md").read_text()
-    for word in CHANGED.values():
-        assert word in changes
 
 
 def test_each_setting_of_the_last_release_is_accepted_or_refused_by_its_name(
