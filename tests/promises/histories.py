@@ -84,7 +84,5 @@ def moved(history: History) -> dict[str, Any]:
     return record(history, seq_of(history, uid="moving", kind="moved"))
 
 
-
-
 def decided_at(history: History, seq: int) -> float:
     return history.virtual(record(history, seq)["at"])

@@ -5,7 +5,6 @@ from math import inf
 from typing import Final
 
 from tests.promises.prompt import PROMPT_S
-from tests.promises.rules import is_early
 from tests.promises.run_evidence import LINK_S, SETTLE_S, RunEvidence, Silence
 from tests.promises.run_history import STAMP_S, LinkHistory
 
@@ -31,7 +30,7 @@ def _unattended(run: RunEvidence, silence: Silence) -> Iterator[str]:
     """The sidecar ran for a whole timeout since the last event, and since a crash."""
     record, at, least = silence.record, silence.at, silence.least
     for sign, silence_s, whole_s in silence.recent:
-        if not is_early(run.history.passed(sign, at), whole_s, STAMP_S):
+        if run.history.passed(sign, at) >= whole_s - STAMP_S:
             yield (
                 f"{record} at {at:.3f}, and it ran for {silence_s:.3f} s since "
                 f"something was in the socket at {sign:.3f}"
@@ -39,7 +38,7 @@ def _unattended(run: RunEvidence, silence: Silence) -> Iterator[str]:
     for process in run.history.crashes():
         since = process.began_at
         is_restored = run.at.get(record["session"], at) < since <= at
-        if is_restored and is_early(run.most_silence(since, at), least, STAMP_S):
+        if is_restored and run.most_silence(since, at) < least - STAMP_S:
             yield f"{record} at {at:.3f}, and a crash was at {since:.3f}"
 
 
@@ -66,7 +65,7 @@ def _lost(run: RunEvidence, silence: Silence) -> Iterator[str]:
         yield f"{record} at {at:.3f}, and its gateway was there"
     now = run.history.process_at(at)
     began_at = run.history.processes[now].began_at
-    if now and is_early(run.history.ran(began_at, at), BACK_S, STAMP_S):
+    if now and run.history.ran(began_at, at) < BACK_S - STAMP_S:
         yield f"{record} at {at:.3f}, just after a start at {began_at:.3f}"
 
 

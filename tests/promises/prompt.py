@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
-from tests.promises.rules import is_late
 from tests.promises.run_evidence import LINK_S, SETTLE_S, RunEvidence, Silence
 
 # Reads are gathered for 20 ms, and then it has 50.
@@ -30,13 +29,13 @@ def _in_calm(run: RunEvidence, silence: Silence) -> Iterator[str]:
     if run.history.troubles_in(began, ended, gateway=gateway):
         return
     late_s = at - silence.heard_at - silence.most
-    if is_late(late_s, PROMPT_S):
+    if late_s > PROMPT_S:
         yield f"{record} at {at:.3f}, {late_s:.3f} s late"
     for link in run.history.gateway_links(gateway):
         if link.welcomed_at > began or link.ended_at < ended:
             continue
         moments = [it.at for it in link.delivered if it.record["seq"] == record["seq"]]
-        if not moments or is_late(moments[0] - at, DELIVERED_S):
+        if not moments or moments[0] - at > DELIVERED_S:
             yield f"{record} at {at:.3f} was delivered at {moments}"
 
 
@@ -51,5 +50,5 @@ def _over_restarts(run: RunEvidence, silence: Silence) -> Iterator[str]:
     if is_back and is_calm and not run.terms.guard_hold_s:
         since_back_s = at - links[-1].welcomed_at - SETTLE_S
         late_s = min(run.history.ran(heard, at) - silence.most, since_back_s)
-        if is_late(late_s, PROMPT_S + LINK_S):
+        if late_s > PROMPT_S + LINK_S:
             yield f"{silence.record} at {at:.3f}, {late_s:.3f} s late after a restart"

@@ -7,7 +7,6 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from tests.promises.prompt import PROMPT_S
-from tests.promises.rules import is_early, is_late, is_next_attempt
 from tests.promises.run_evidence import LINK_S, RunEvidence
 from tests.promises.run_history import STAMP_S, History, Record
 
@@ -118,7 +117,7 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
     for record in firsts:
         now = at[record["seq"]]
         is_due = any(
-            not is_early(history.passed(it.at, now), it.frame[2], STAMP_S)
+            history.passed(it.at, now) >= it.frame[2] - STAMP_S
             and _texts(*it.frame[3:]) == _texts(record)
             # One that was replaced by then does not fire.
             and not any(other.covered_at < now - STAMP_S for other in asked[place:])
@@ -127,17 +126,16 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
         if not is_due:
             yield f"{record} at {now:.3f} is early, or replaced: {asked}"
         late_s = _late_s(asked, record["gateway"], now, history)
-        if run.is_virtual and is_late(late_s, PROMPT_S + LINK_S):
+        if run.is_virtual and late_s > PROMPT_S + LINK_S:
             yield f"{record} at {now:.3f} is {late_s:.3f} s late"
     for before, record in pairwise(runs):
         if before["seq"] in history.rotten:
             continue
         began, now = at[before["seq"]], at[record["seq"]]
-        is_anew = any(is_early(began - it.read_by, it.frame[2]) for it in asked[1:])
+        is_anew = any(began - it.read_by < it.frame[2] for it in asked[1:])
         is_again = record["seq"] in again
-        if not is_next_attempt(
-            record["attempt"], before["attempt"], is_anew=is_anew, is_again=is_again
-        ):
+        is_next = record["attempt"] == before["attempt"] + 1
+        if not (is_next or is_again or (is_anew and record["attempt"] == 1)):
             yield f"{record} follows attempt {before['attempt']}"
         if not is_anew and _texts(record) != _texts(before):
             yield f"{record} has other texts than {before}"
@@ -145,13 +143,13 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
             continue
         if record["attempt"] > 1 and _was_passed_over(before, history, began, now):
             yield f"{record} follows {before}, and it was passed over"
-        if is_early(history.passed(began, now), FIRST_RETRY_S, STAMP_S):
+        if history.passed(began, now) < FIRST_RETRY_S - STAMP_S:
             yield f"{record} at {now:.3f} follows {before} at {began:.3f}"
         # Nobody can answer while the host sleeps, or no sidecar runs. What is waited then
         # may pass in a sleep.
         naps = [s for when, s in history.sleeps if began < when <= now and s <= NAP_S]
         least_s, ran_s = run.terms.run_timeout_s - sum(naps), history.ran(began, now)
-        if before["seq"] not in failed and is_early(ran_s, least_s, STAMP_S):
+        if before["seq"] not in failed and ran_s < least_s - STAMP_S:
             yield f"{record} at {now:.3f}, and {before} had not failed"
     for order in of["cancel"] + of["done"]:
         since = order.at
