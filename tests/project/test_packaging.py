@@ -25,8 +25,7 @@ from typing import Final
 import pytest
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
-from packaging.tags import sys_tags
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 import liveness
 from tests.helpers.needs import needs_compiler
@@ -196,22 +195,6 @@ def inside(wheel: Path) -> dict[str, bytes]:
 
 def metadata(wheel: Path, file: str = "METADATA") -> Message:
     return message_from_bytes(inside(wheel)[f"{NAME}.dist-info/{file}"])
-
-
-@needs_compiler
-def test_a_wheel_is_for_the_machines_that_it_says(wheels: dict[str, Path]) -> None:
-    """The first tag of this Python is for just this Python, on just such a machine."""
-    tags = {key: parse_wheel_filename(it.name)[3] for key, it in wheels.items()}
-    here = next(sys_tags())
-    assert [(tag.interpreter, tag.abi) for tag in tags["compiled"]] == [
-        (here.interpreter, here.abi)
-    ]
-    assert tags["compiled"] <= {*sys_tags()}
-    assert [*map(str, tags["pure"])] == ["py3-none-any"]
-    for key, wheel in wheels.items():
-        told = metadata(wheel, "WHEEL")
-        assert told.get_all("Tag") == [*map(str, tags[key])]
-        assert told["Root-Is-Purelib"] == str(key == "pure").lower()
 
 
 @needs_compiler
