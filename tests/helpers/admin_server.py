@@ -45,7 +45,6 @@ class _Page(BaseHTTPRequestHandler):
 
 @contextmanager
 def answering(folder: Path, pages: dict[str, tuple[int, bytes]]) -> Iterator[Admin]:
-    """Has a thread answer, for a while."""
     with Admin(folder, pages) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

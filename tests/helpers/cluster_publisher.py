@@ -62,7 +62,6 @@ class ClusterPublisher:
         self._incarnations[partition] = answer[2]
 
     def _list(self, partition: int) -> None:
-        """It has none."""
         who = self._who(partition)
         answer = self._call("assert", partition, [*who, 0, 0, 0, 1, "", 0])
         assert answer[0] == b"ok", answer
@@ -82,11 +81,9 @@ class ClusterPublisher:
         return self._token
 
     def online(self, *users: Uid) -> None:
-        """Sessions of these users begin, in one call for each partition."""
         self._change(users, is_end=False)
 
     def offline(self, *users: Uid) -> None:
-        """The sessions of these users end."""
         self._change(users, is_end=True)
 
     def _change(self, users: Sequence[Uid], *, is_end: bool) -> None:

@@ -20,8 +20,6 @@ BOTH: Final = "return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEY
 
 
 class Seen(NamedTuple):
-    """A session of a user."""
-
     host: str
     gateway: str
     session: int
@@ -29,21 +27,17 @@ class Seen(NamedTuple):
 
 
 class ClusterState:
-    """The partitions of one prefix on one server."""
-
     def __init__(self, server: RedisServer, partitions: int = PARTITIONS) -> None:
         self._server = server
         self._keys = [keys_of("lv", number) for number in range(partitions)]
 
     def users(self) -> dict[str, list[Seen]]:
-        """All online users, with all sessions, the newest first."""
         found: dict[str, list[Seen]] = {}
         for number in range(len(self._keys)):
             found |= self.users_in(number)
         return found
 
     def users_in(self, partition: int) -> dict[str, list[Seen]]:
-        """The users of one partition, as `users` gives them."""
         keys = self._keys[partition]
         meta, users = self._server("EVAL", BOTH, 2, keys.meta, keys.users)
         hosts = {
@@ -64,7 +58,6 @@ class ClusterState:
         return [seen.host for seen in self.users().get(str(user), [])]
 
     def hosts(self) -> dict[str, list[StoredHost]]:
-        """Each host, in every partition."""
         found: dict[str, list[StoredHost]] = {}
         for meta, _, _ in self._keys:
             for field, value in fields(self._server("HGETALL", meta)):
@@ -85,10 +78,8 @@ class ClusterState:
         return found
 
     def kinds(self, user: Uid) -> list[tuple[str, str, str]]:
-        """Kind, host and reason of each record of a user."""
         return [(it.kind, it.place.host, it.place.reason) for it in self.records(user)]
 
 
 def fields(flat: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """The fields of a hash, as Redis gives it."""
     return zip(flat[::2], flat[1::2], strict=True)

@@ -16,7 +16,6 @@ from tests.helpers.needs import require
 
 
 def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
-    """Reads the database over a connection of its own."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
         return db.execute(sql, values).fetchall()
 
@@ -79,12 +78,10 @@ def misname_a_free_page(database: Path) -> None:
 
 
 def log(database: Path) -> list[Record]:
-    """Every record of the log that is about a user, in its order."""
     return [Record(*one) for one in _records(database) if one[1] != TIMER]
 
 
 def runs(database: Path) -> list[TimerRecord]:
-    """Every record of the log that is about a timer, in its order."""
     return [TimerRecord(*one) for one in _records(database) if one[1] == TIMER]
 
 

@@ -27,7 +27,6 @@ def entry(line: str) -> Entry:
 
 
 def journaled(*command: str | Path, **environ: str) -> tuple[int, list[Entry]]:
-    """Run a program to its end; its exit code, and all that it wrote to stderr."""
     with tempfile.TemporaryFile("w+") as stderr:
         stream = file_number(stderr.fileno())
         done = subprocess.run(

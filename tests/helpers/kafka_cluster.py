@@ -30,8 +30,6 @@ _PRODUCER: Final = 0
 
 
 class Received(NamedTuple):
-    """A message as a consumer has it."""
-
     partition: int
     key: bytes | None
     value: bytes
@@ -44,8 +42,6 @@ class Received(NamedTuple):
 
 
 class KafkaCluster:
-    """Three brokers, and a topic."""
-
     def __enter__(self) -> Self:
         self._lib = lib = _library()
         conf = ctypes.c_void_p(lib.rd_kafka_conf_new())
@@ -92,7 +88,6 @@ class KafkaCluster:
             self._mock("broker_set_up", broker)
 
     def lead(self, partition: int, broker: int) -> None:
-        """Make a broker the leader of a partition."""
         self._mock("partition_set_leader", TOPIC.encode(), partition, broker)
 
     def _mock(self, function: str, *arguments: object) -> None:
@@ -128,19 +123,16 @@ class TopicReader:
         return {message.place for message in self.messages}
 
     def until(self, is_so: Callable[[], bool], within_s: float = SOON_S) -> None:
-        """Read until something is so."""
         ends = perf_counter() + within_s
         while not is_so():
             assert perf_counter() < ends, f"{len(self.messages)} messages"
             self.read(0.1)
 
     def until_seqs(self, seqs: set[int]) -> None:
-        """Read until the records of these seqs are there."""
         wanted = {f"{seq}".encode() for seq in seqs}
         self.until(lambda: wanted <= {seq for _, seq in self.places})
 
     def read(self, within_s: float) -> None:
-        """Take what comes within a time."""
         for message in self._consumer.consume(1_000, within_s):
             if message.error() is None:  # others go by, as when brokers are away
                 headers: dict[str, Any] = dict(message.headers() or [])
@@ -165,7 +157,6 @@ class TopicReader:
 
 
 def _library() -> ctypes.CDLL:
-    """The librdkafka that confluent-kafka has loaded."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     path = next(line.split()[-1] for line in lines if "librdkafka" in line)
     lib = ctypes.CDLL(path)

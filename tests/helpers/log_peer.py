@@ -72,12 +72,10 @@ class LogPeer:
             await trio.lowlevel.checkpoint()
 
     async def tell(self, *frame: object) -> None:
-        """Sends *frame* to everyone who watches."""
         for link in list(self._links):
             await link.send([*frame])
 
     async def is_watched(self) -> None:
-        """Waits until somebody watches."""
         with trio.fail_after(SOON_S):
             await self._watched.wait()
 

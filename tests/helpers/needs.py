@@ -33,7 +33,6 @@ def require(program: str, package: str = "") -> str:
 
 
 def require_root() -> None:
-    """Skip the running test unless it runs as root."""
     if os.geteuid() != 0:
         pytest.skip(_NOT_ROOT)
 

@@ -26,7 +26,6 @@ WELCOME: Final[dict[str, Any]] = {
 
 
 def timer(seq: int, key: str, gateway: str = "gw-1", **options: Any) -> dict[str, Any]:
-    """The record of a timer that has fired."""
     record = {"seq": seq, "kind": "timer", "gateway": gateway, "key": key}
     return record | {"due": 1_000 * seq, "attempt": 1, "at": 1_000 * seq} | options
 
@@ -58,8 +57,6 @@ class Endpoint:
 
 
 class Caller(Endpoint):
-    """A gateway or watcher."""
-
     welcome: dict[str, Any]
 
     async def hello(self, name: str, **options: Any) -> dict[str, Any]:
@@ -69,7 +66,6 @@ class Caller(Endpoint):
         return self.welcome
 
     async def expect(self, name: str) -> list[Any]:
-        """The content of the next frame, which must have this name."""
         return contents(await self.receive(), name)
 
     async def records(self, count: int | None = None) -> list[Record]:
@@ -81,7 +77,6 @@ class Caller(Endpoint):
         return records
 
     async def last(self) -> Frame:
-        """The last frame before the end of the stream."""
         last = None
         while (frame := await self.receive()) is not None:
             last = frame
@@ -94,7 +89,6 @@ class Caller(Endpoint):
         assert await self.expect("pong") == [0]
 
     async def apply(self, *frames: Frame) -> None:
-        """Sends frames, and waits until they are applied."""
         await self.send(*frames)
         await self.sync()
 
@@ -142,15 +136,12 @@ class Link(Endpoint):
 
 
 class Peer:
-    """A socket that gateways connect to."""
-
     def __init__(self, path: Path, listener: anyio.abc.SocketListener) -> None:
         self.path = path
         self._listener = listener
         self._links: list[Link] = []
 
     async def link(self, **welcome: Any) -> Link:
-        """The next link, welcomed with these options."""
         with anyio.fail_after(SOON_S):
             link = Link(await self._listener.accept())
         self._links.append(link)

@@ -41,7 +41,6 @@ def schema_2(
     online: Iterable[OnlineRow] = (),
     cursors: dict[tuple[str, str], CursorRow] | None = None,
 ) -> None:
-    """Makes a log of schema 2, as version 0.1.0 did."""
     columns = Record._fields.index("user_size")  # which came with schema 4
     with closing(sqlite3.connect(path)) as db, db:
         db.executescript(_SCHEMA_2)

@@ -39,7 +39,6 @@ def ran(
 
 
 def succeeded(done: Done) -> str:
-    """The output of a command that must not fail."""
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

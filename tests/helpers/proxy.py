@@ -49,19 +49,16 @@ class Proxy:
         return ClusterSettings(url=f"redis://{LOOPBACK}:{port}", **more)
 
     def lead_to(self, port: int) -> None:
-        """End all connections; lead new ones there."""
         self.cut()
         self._port, self._drops_answers = port, False
 
     def cut(self) -> None:
-        """End all connections, and new ones at once."""
         with self._lock:
             self._port = None
             for end in [*self._pairs]:
                 self._close(end)
 
     def drop_answers(self) -> None:
-        """Let requests pass, and drop all answers."""
         self._drops_answers = True
 
     def _run(self) -> None:

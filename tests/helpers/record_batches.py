@@ -13,7 +13,6 @@ def batch_of(
     due: float = 0.0,
     opened: Iterable[OnlineRow] = (),
 ) -> RecordBatch:
-    """A batch of these records, which open the sessions of the rows *opened*."""
     openings = {row.session: Opening(row.start_ms, row.timeout) for row in opened}
     batch = RecordBatch()
     for record in records:

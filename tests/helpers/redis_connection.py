@@ -20,8 +20,6 @@ class RedisRefusal(Exception):
 
 
 class RedisConnection:
-    """One connection: commands, then their replies."""
-
     def __init__(self, path: Path) -> None:
         self.path = path  # of the server's socket
         self._socket = socket(AF_UNIX)
@@ -59,7 +57,6 @@ class RedisConnection:
         return replies
 
     def raw(self, *words: Word) -> bytes:
-        """The reply to a command, as it is sent."""
         self._socket.sendall(_encoded(words))
         reply = b""
         while first_value(reply) is None:
@@ -67,7 +64,6 @@ class RedisConnection:
         return reply
 
     def close(self) -> None:
-        """End it."""
         self._replies.close()
         self._socket.close()
 

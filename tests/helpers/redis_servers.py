@@ -67,11 +67,9 @@ class RedisServer(Program):
 
     @property
     def url(self) -> str:
-        """For `cluster.url`."""
         return f"{self.scheme}://{self.address}"
 
     def settings(self, **more: Any) -> ClusterSettings:
-        """The settings of a host that publishes here."""
         return ClusterSettings(url=self.url, **more)
 
     def __call__(self, *words: str | int | bytes) -> Any:
@@ -84,7 +82,6 @@ class RedisServer(Program):
             return connection(*words)
 
     def info(self, section: str, name: str) -> str:
-        """One line of INFO; empty if there is none."""
         lines = self("INFO", section).decode().splitlines()
         return next((line[len(name) + 1 :] for line in lines if _names(line, name)), "")
 
@@ -93,7 +90,6 @@ class RedisServer(Program):
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
         self.signal(signal.SIGCONT)
 
     def lose_what_follows(self, replica: "RedisServer") -> None:
@@ -104,8 +100,6 @@ class RedisServer(Program):
 
 
 class Certificates(NamedTuple):
-    """Of an authority, of servers on loopback, and of a client (PEM)."""
-
     ca: Path
     server: Path
     server_key: Path
@@ -114,7 +108,6 @@ class Certificates(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The options of a server."""
         files = [("cert", self.server), ("key", self.server_key), ("ca-cert", self.ca)]
         return [
             word for kind, path in files for word in (f"--tls-{kind}-file", str(path))
@@ -132,14 +125,12 @@ class RedisCluster:
         self._by_id = {node_id(node): node for node in nodes}
 
     def settings(self, **more: Any) -> ClusterSettings:
-        """The settings of a host that publishes here."""
         return ClusterSettings(
             nodes=",".join(node.address for node in self.nodes), **more
         )
 
     @property
     def masters(self) -> list[RedisServer]:
-        """The masters that run, as the nodes say of themselves."""
         return [
             node
             for node in self._running
@@ -151,7 +142,6 @@ class RedisCluster:
         return [node for node in self.nodes if node.code is None]
 
     def slot_of(self, key: str) -> int:
-        """The hash slot of a key."""
         slot = self._running[0]("CLUSTER", "KEYSLOT", key)
         assert isinstance(slot, int)
         return slot
@@ -165,7 +155,6 @@ class RedisCluster:
         raise AssertionError(f"nobody serves slot {slot}")
 
     def replica_of(self, master: RedisServer) -> RedisServer:
-        """The one replica of a master."""
         (line,) = master("CLUSTER", "REPLICAS", node_id(master))
         return self._by_id[line.split()[0].decode()]
 
@@ -198,7 +187,6 @@ class RedisCluster:
 
 
 def node_id(node: RedisServer) -> str:
-    """The id of a node of a Cluster."""
     return str(node("CLUSTER", "MYID").decode())
 
 
@@ -209,7 +197,6 @@ def node_id(node: RedisServer) -> str:
 def redis_server(
     *options: str, tls: Certificates | None = None
 ) -> Iterator[RedisServer]:
-    """A server that runs."""
     with (
         tempfile.TemporaryDirectory(prefix="redis-") as folder,
         RedisServer(Path(folder), *options, tls=tls) as server,
@@ -220,7 +207,6 @@ def redis_server(
 
 @contextmanager
 def redis_replica(master: RedisServer) -> Iterator[RedisServer]:
-    """A replica of a server, connected."""
     with redis_server(
         *("--replicaof", f"{LOOPBACK} {master.port}"),
         *("--repl-diskless-sync-delay", "0"),
@@ -267,68 +253,28 @@ def redis_cluster_of_six(
         yield cluster
 
 
+CERTIFICATES: Final = f"""
+key="-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
+openssl req -x509 $key -days 1 -keyout ca.key -out ca.crt -subj "/CN=test authority" \\
+    -addext keyUsage=critical,keyCertSign,cRLSign
+echo "subjectAltName=DNS:localhost,IP:{LOOPBACK}" >names
+echo "authorityKeyIdentifier=keyid" >>names
+for name in server client; do
+    openssl req $key -keyout $name.key -out $name.csr -subj "/CN=$name"
+    openssl x509 -req -in $name.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 1 \\
+        -out $name.crt -extfile names
+done
+"""
+
+
 def make_certificates(folder: Path) -> Certificates:
-    """Certificates for a day, made by openssl."""
-    openssl = require("openssl")
-
-    def run(*words: str) -> None:
-        succeeded(ran(openssl, *words, cwd=folder))
-
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    run(
-        "req",
-        "-x509",
-        *key,
-        "-days",
-        "1",
-        "-keyout",
-        "ca.key",
-        "-out",
-        "ca.crt",
-        "-subj",
-        "/CN=test authority",
-        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
-    )
-    own_names = f"subjectAltName=DNS:localhost,IP:{LOOPBACK}"
-    (folder / "names").write_text(f"{own_names}\nauthorityKeyIdentifier=keyid\n")
-    for name in ("server", "client"):
-        run(
-            "req",
-            *key,
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.csr",
-            "-subj",
-            f"/CN={name}",
-        )
-        run(
-            *(
-                "x509",
-                "-req",
-                "-in",
-                f"{name}.csr",
-                "-CA",
-                "ca.crt",
-                "-CAkey",
-                "ca.key",
-            ),
-            *(
-                "-CAcreateserial",
-                "-days",
-                "1",
-                "-out",
-                f"{name}.crt",
-                "-extfile",
-                "names",
-            ),
-        )
+    require("openssl")
+    succeeded(ran("sh", "-ec", CERTIFICATES, cwd=folder))
     names = ("ca.crt", "server.crt", "server.key", "client.crt", "client.key")
     return Certificates(*(folder / name for name in names))
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait until it is so; for at most `SOON_S`."""
     until = perf_counter() + SOON_S
     while not is_so():
         assert perf_counter() < until, f"it was not so within {SOON_S:g} s"
@@ -340,7 +286,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    """An empty server."""
     with redis_server() as server:
         yield server
 

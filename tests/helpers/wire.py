@@ -10,7 +10,6 @@ Record = dict[str, Any]
 
 
 def packed(*frames: Frame) -> bytes:
-    """The bytes of these frames, back to back."""
     return b"".join(map(msgpack.packb, frames))
 
 
@@ -19,7 +18,6 @@ def hello(name: str, **options: Any) -> Frame:
 
 
 def contents(frame: Frame | None, name: str) -> list[Any]:
-    """The content of a received frame, which must have this name."""
     assert frame is not None, f"the stream ended before {name}"
     assert frame[0] == name, f"{frame} in place of {name}"
     return frame[1:]
@@ -51,7 +49,6 @@ class Frames:
             yield frame
 
     def next(self) -> Frame | None:
-        """The next frame, if it is complete."""
         return next(iter(self), None)
 
     def _check(self, frame: Any) -> None:
@@ -66,7 +63,6 @@ class Frames:
 
 
 def unpacked(data: bytes) -> list[Frame]:
-    """The complete frames of these bytes."""
     frames = Frames()
     frames.feed(data)
     return [*frames]

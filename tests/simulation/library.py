@@ -89,7 +89,6 @@ class Library(Gateway):
     # --- what its users do ------------------------------------------------------
 
     def connect(self) -> None:
-        """Start the process; the library makes the links."""
         self._process = Process(self, fresh=self._fresh)
         self.world.nursery.start_soon(self._process.run)
 

@@ -252,7 +252,6 @@ class Process(Reader):
             self._working.discard(timer.key)
 
     async def flush(self) -> None:
-        """Wait for what was reported."""
         reports, has_link = [*self.unconfirmed.items()], self.has_link
         try:
             await self.sidecar.flush()
@@ -278,7 +277,6 @@ class Process(Reader):
         self.unconfirmed[of] = Expected(kind, conn)
 
     def _expect_all(self) -> None:
-        """Expect that all connections are declared."""
         for conn in self.gateway.open:
             self.expect("login", conn)
 

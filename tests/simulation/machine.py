@@ -94,7 +94,6 @@ class HostClock(Clock):
         return f"boot {self.boots}"
 
     def boot(self) -> None:
-        """Begin anew, but for the wall clock."""
         self.boots += 1
         self.slept_s = 0.0
         self.monotonic_zero_s = UPTIME_S - trio.current_time()
@@ -181,7 +180,6 @@ class Machine:
         return self.is_failing or self.is_full or is_waiting
 
     async def start(self) -> None:
-        """Start a sidecar on what the last one left."""
         assert self._life is None
         if self._image and self._random.random() < HALF_STARTS:
             self._image = self._after_half_a_start()
@@ -191,7 +189,6 @@ class Machine:
         await self._nursery.start(self._run, self._life)
 
     async def stop(self) -> None:
-        """Have it stop in order, and wait for that."""
         life = self._life
         assert life is not None
         life.is_ending = True
@@ -311,7 +308,6 @@ class Machine:
     # --- its life -------------------------------------------------------------
 
     def _laid_out(self) -> Path:
-        """A folder with what the last process has left."""
         self._folders += 1
         folder = self._folder / f"state-{self._folders}"
         folder.mkdir(mode=0o700)

@@ -6,7 +6,6 @@ from tests.simulation.situations import reached
 
 
 def note_outlets(history: History) -> None:
-    """Count what all the outlets of a run met."""
     for outbound in history.outbound.values():
         last = dict[str, Request]()
         for request in outbound.requests:

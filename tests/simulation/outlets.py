@@ -58,7 +58,6 @@ class OutletWorld:
         trio.socket.set_custom_socket_factory(Network(self._servers, nursery))
 
     async def run(self) -> None:
-        """Ask the sidecar for the state of its outlets."""
         while True:
             self._read()
             await trio.sleep(READ_EVERY_S)
@@ -72,7 +71,6 @@ class OutletWorld:
         return servers[target % len(servers)].inject(failure, seconds)
 
     def mend(self) -> None:
-        """End all failures, for good."""
         for server in self._servers:
             server.mend()
 
@@ -105,7 +103,6 @@ class OutletWorld:
             server.note_rest()
 
     def _read(self) -> None:
-        """Note what the sidecar says of its outlets."""
         outlets = self._machine.outlets()
         if outlets is None:
             return

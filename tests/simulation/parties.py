@@ -216,11 +216,9 @@ class Party(Reader):
         self._may_read.set()
 
     def options(self) -> dict[str, Any]:
-        """The options in its hello."""
         return {"role": "watcher", "scope": "all"}
 
     def connect(self) -> None:
-        """Connect and say hello, or try again later."""
         world = self.world
         if not self.is_alive or (self.wire is not None and self.wire.is_open):
             return
@@ -555,7 +553,6 @@ class Gateway(Party):
 
     @property
     def _linked(self) -> Wire | None:
-        """Its link, if it is welcomed."""
         wire = self.wire
         return wire if wire is not None and wire.link.welcomed_at < inf else None
 

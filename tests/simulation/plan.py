@@ -59,8 +59,6 @@ NO_GUARD: Final = GuardSettings()
 
 
 class Visit(NamedTuple):
-    """A user connects through a gateway, talks, and goes or falls silent."""
-
     at: float
     gateway: int
     uid: Uid
@@ -159,8 +157,6 @@ class LibraryPlan:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
-    """One gateway, as it is throughout a run."""
-
     name: str
     timeout: float | None
     ping: float | None
@@ -227,7 +223,6 @@ class Plan:
 
     @property
     def terms(self) -> RunTerms:
-        """The terms of the promises in it."""
         return RunTerms(
             timeout_s=self.timeout_s,
             hold_s=self.hold_s,
@@ -240,7 +235,6 @@ class Plan:
         )
 
     def config(self, state: Path, socket: Path) -> Config:
-        """The sidecar's settings."""
         retries = ",".join(map(str, RETRIES_S))
         config = Config(
             timeout_s=self.timeout_s,
@@ -269,8 +263,6 @@ class Plan:
 
 @dataclass(slots=True)
 class Draft:
-    """A plan while it is drawn."""
-
     timeout_s: float
     lasts_s: float
     gateways: list[GatewayPlan]
@@ -280,12 +272,10 @@ class Draft:
     limits: dict[str, int] = field(default_factory=dict)
 
     def moment(self, random: Random) -> float:
-        """When something may begin."""
         return random.uniform(0, self.lasts_s - 5)
 
 
 def plan_of(seed: int, features: "Features | None" = None) -> Plan:
-    """Draw a plan, of all features or of some."""
     random = Random(seed)
     # Mostly such that a user falls silent some times in a run.
     timeout_s = by_scale(random, 1.0, 10.0 if random.random() < 0.9 else DAY_S)
@@ -472,7 +462,6 @@ def _reminders(draft: Draft, random: Random) -> None:
 
 
 def _greed(draft: Draft, random: Random) -> None:
-    """Watchers who ask for much and do not read."""
     draft.settings["unread_s"] = random.choice([4.0, 30.0])
     draft.limits["max_unread_bytes"] = whole(random, 1_000_000, 64 << 20)
     for _ in range(random.randint(1, 6)):
@@ -513,7 +502,6 @@ def _devices(draft: Draft, random: Random) -> None:
 
 
 def _guard(draft: Draft, random: Random) -> None:
-    """The storm guard is on."""
     draft.settings["guard"] = GuardSettings(
         enabled=True,
         share=by_scale(random, 0.01, 0.99),
@@ -594,7 +582,6 @@ def _damped_watch(draft: Draft, random: Random) -> None:
 
 
 def _faults(draft: Draft, random: Random) -> None:
-    """Some kinds of faults, each some times."""
     kinds = random.sample([*FAULTS], whole(random, 1, len(FAULTS)))
     weights = [FAULTS[what] for what in kinds]
     for what in random.choices(kinds, weights, k=whole(random, 1, 25)):

@@ -170,7 +170,6 @@ class Receiver(Server[Request]):
         return self.random.choice(statuses)
 
     def _retry_after(self) -> bytes:
-        """A header that asks for a wait."""
         seconds = self.random.choice([1, 20, 100_000])
         asked = self.random.choice([f"{seconds}", "soon", "-1", "\xb2"])
         if asked == "100000":

@@ -38,7 +38,6 @@ MEMORY: Final = Path("/dev/shm")
 
 
 def run(plan: Plan) -> History:
-    """Play a plan; return what was sent, seen and done."""
     history = History()
     clock = MockClock(autojump_threshold=0)
     memory = MEMORY if MEMORY.is_dir() else None
@@ -100,7 +99,6 @@ async def _play(
 async def _at_once(
     call: Callable[..., Any], *args: object, **_options: object
 ) -> object:
-    """Do what a thread would do, here."""
     await trio.lowlevel.checkpoint()
     return call(*args)
 

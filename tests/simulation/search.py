@@ -21,8 +21,6 @@ AT_ONCE: Final = 64  # seeds that are handed to all processes together
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one plan."""
-
     plan: Plan
     breaches: list[str]
     lasted_s: float
@@ -59,7 +57,6 @@ def outcome_of(plan: Plan) -> Outcome:
 
 
 def outcome_of_seed(seed: int) -> Outcome:
-    """Draw a plan and run it; one that breaks a promise is made short."""
     outcome = outcome_of(plan_of(seed))
     return shortest(outcome) if outcome.breaches else outcome
 

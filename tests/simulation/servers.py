@@ -69,7 +69,6 @@ class Server(ABC, Generic[T]):
         """Note how what was sent as an answer begins."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Serve a connection until either side closes it."""
         self._streams.append(stream)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await self._serve(stream)
@@ -128,7 +127,6 @@ class Server(ABC, Generic[T]):
         return partial(self.mend, self.until)
 
     def mend(self, until: float = inf) -> None:
-        """End a failure that began before; what it has left hanging is closed."""
         if until < self.until:
             return
         self.failure, self.until = "", until
@@ -136,7 +134,6 @@ class Server(ABC, Generic[T]):
             stream.socket.close()
 
     async def be_reached(self) -> None:
-        """Take a connection, or not."""
         while self.failure == "cannot be reached":
             try:
                 await trio.sleep(1)
@@ -174,7 +171,6 @@ class _Line(_SocketType):
         """Take an option of TCP."""
 
     async def connect(self, address: Any) -> None:
-        """Connect to what listens there."""
         server = next(it for it in self._network.servers if it.port == address[1])
         await server.be_reached()
         near, far = socket.socketpair()

@@ -61,7 +61,6 @@ class Tally:
     reached: Counter[str] = field(default_factory=Counter)  # in how many runs
 
     def add(self, seed: int, reached: Iterable[str], lasted_s: float) -> None:
-        """Count one."""
         self.seeds.append(seed)
         self.virtual_s += lasted_s
         self.reached.update({*reached})
@@ -100,14 +99,12 @@ class Tally:
 
 
 def _area_of(name: str) -> tuple[str, bool]:
-    """And whether it is rare."""
     area, _, rarely = name.partition(":")[0].partition(", ")
     assert area in AREAS, f"{name!r}: no area"
     return area, bool(rarely)
 
 
 def all_named(folder: Path = Path(__file__).parent) -> list[str]:
-    """Every name in the code."""
     names = dict[str, None]()
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -131,18 +131,15 @@ class World:
         return Random(f"{name} {self.plan.seed}")
 
     def at(self, when: float, act: Act) -> None:
-        """Have something done at a moment."""
         self._numbers += 1
         heapq.heappush(self._agenda, (when, self._numbers, act))
         if self._agenda[0][1] == self._numbers:
             self._is_sooner.set()
 
     def after(self, seconds: float, act: Act) -> None:
-        """Have something done in a while."""
         self.at(self.now + seconds, act)
 
     async def go_on_until(self, until: float) -> None:
-        """Let things happen up to a moment."""
         while True:
             next_at = min(until, self._agenda[0][0] if self._agenda else until)
             if next_at > trio.current_time():
@@ -161,7 +158,6 @@ class World:
     # --- the plan -------------------------------------------------------------
 
     async def play(self) -> None:
-        """Play the plan, then let everything come to rest."""
         await self.machine.start()
         for one in [self.witness, *self.watchers, *self.gateways]:
             one.connect()
