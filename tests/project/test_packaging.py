@@ -246,10 +246,11 @@ def test_of_the_same_commit_the_same_is_made(copy: Path, tmp_path: Path) -> None
 def test_of_the_same_sources_the_same_compiled_wheel_is_made(
     dist: Path, tmp_path: Path
 ) -> None:
-    made, chosen = [], {"SOURCE_DATE_EPOCH": "1700000000", "REQUIRE_COMPILED": "1"}
+    made = list[bytes]()
     for place in (tmp_path / "here", tmp_path / "further" / "away"):
         place.mkdir(parents=True)
-        succeeded(run(*PIP_WHEEL, "-w", place, unpacked(dist, place), **chosen))
+        command = (*PIP_WHEEL, "-w", place, unpacked(dist, place))
+        succeeded(run(*command, SOURCE_DATE_EPOCH="1700000000", REQUIRE_COMPILED="1"))
         made += [path.read_bytes() for path in place.glob("*.whl")]
     assert len(made) == 2
     assert made[0] == made[1]
