@@ -246,6 +246,7 @@ class Scene:
         assert [shown["seq"] for shown in new] == list(range(first, first + len(new)))
         assert self.presence.decided.next_seq == first + len(new)
         assert len(changes.records.due) == len(changes.records)
+        assert changes.ends == sum(shown["kind"] == "offline" for shown in new)
         assert not self.presence.decided.take()
         for record, due in zip(changes.records, changes.records.due, strict=True):
             assert record.at == self.wall_ms

@@ -8,7 +8,7 @@ from liveness.core.cursors import CursorRow
 from liveness.core.effects import SearchSkipped
 from liveness.core.links.handshake import SkippedRanges
 from liveness.core.links.link import Link
-from liveness.core.records import HostReading, HostTime
+from liveness.core.records import HostReading, HostTime, Subscription
 from liveness.core.wire.framing import decode, encode
 from tests.core.server_shell import Shell, hello
 
@@ -119,7 +119,7 @@ def test_what_a_gateway_skips_of_the_log_is_searched_for_its_timers(
 def test_a_gateway_reads_its_timers_and_what_it_asks_for(shell: Shell) -> None:
     link, _ = joined(shell, kinds=["online"])
     wanted = shell.reading_of(link).wanted
-    assert (wanted.gateway, wanted.runs, wanted.kinds) == ("g", "g", {"online"})
+    assert wanted == Subscription("g", frozenset({"online"}), runs="g")
     link, _ = joined(shell, role="watcher", users=True)
     wanted = shell.reading_of(link).wanted
     assert (wanted.gateway, wanted.runs, wanted.users) == (None, None, True)

@@ -8,12 +8,12 @@ from liveness.core.wire.framing import decode, encode
 from tests.core.server_shell import Shell, hello
 
 
-def refusal_of(link: Link) -> tuple[Any, ...] | None:
+def refusal_of(link: Link) -> Any:
     """The code of a link's last frame; None if it has none."""
     if not link.outbox.last_frame:
         return None
     _, shown = decode(link.outbox.last_frame)
-    return shown.get("code") or shown["reason"]  # type: ignore[no-any-return]
+    return shown.get("code") or shown["reason"]
 
 
 def says(shell: Shell, **options: Any) -> str | None:

@@ -113,12 +113,58 @@ def test_a_reading_that_fails_leaves_everything_due(wheel_class: WheelClass) -> 
     rig.to(rig.state_s + 1)
     rig.timetable.advance(rig.now)
     for _ in range(3):
+        assert rig.timetable.has_due
         assert rig.begin_reading(of_due=True)
+        assert not rig.timetable.has_due
         rig.fail_reading()
         rig.to(rig.state_s + 0.1)
         rig.timetable.advance(rig.now)
     rig.cancel("l")
     assert [it.key for it in rig.wait(0.1)] == ["k"]
+
+
+def test_a_reading_for_the_ring_that_fails_is_begun_again(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class)
+    assert rig.begin_reading(of_due=False)
+    assert not rig.timetable.wants_filling
+    rig.fail_reading()
+    assert rig.begin_reading(of_due=False)
+
+
+def test_a_timer_that_is_changed_while_it_is_read_fires_by_the_change(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class)
+    rig.after("k", 1)
+    rig.wait(0.5)
+    rig.to(rig.state_s + 1)
+    rig.timetable.advance(rig.now)
+    assert rig.begin_reading(of_due=True)
+    rig.read()
+    rig.try_again("k")
+    rig.commit()
+    assert rig.hand_in() == []
+    assert [it.key for it in rig.wait(0.1)] == ["k"]
+
+
+def test_a_timer_that_is_changed_while_it_is_read_for_the_ring_is_on_it_once(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class, max_loaded=4)
+    rig.after("k", 1)
+    rig.wait(1.1)
+    rig.start()
+    assert rig.begin_reading(of_due=False)
+    rig.read()
+    rig.fail("k")
+    rig.commit()
+    rig.hand_in()
+    assert rig.timetable.loaded == 1
+    for number in range(5):  # too many: the ring is begun anew
+        rig.after(f"late{number}", 60)
+    assert [it.key for it in rig.wait(16)] == ["k"]
 
 
 def test_many_timers_of_one_gateway_do_not_delay_the_one_of_another(
@@ -164,19 +210,27 @@ def absent(rig: Rig, seconds: float) -> None:
     rig.timetable.turned(rig.now, is_absent=True)
 
 
-@pytest.mark.parametrize("is_asleep", [False, True])
+@pytest.mark.parametrize("why", ["all unread", "it is unread", "planned", "asleep"])
 def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
-    wheel_class: WheelClass, *, is_asleep: bool
+    wheel_class: WheelClass, why: str
 ) -> None:
     rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
     rig.after("k", 1)
     rig.wait(1.1)
     assert len(rig.log) == 1
     rig.wait(10)
-    if is_asleep:
-        rig.sleep(100)
-    else:
-        absent(rig, 100)
+    rig.timetable.turned(rig.now)
+    match why:
+        case "all unread":
+            absent(rig, 100)
+        case "it is unread":
+            rig.to(rig.state_s + 100)
+            rig.timetable.turned(rig.now, absent=["g"])
+        case "planned":
+            rig.timetable.will_be_absent(rig.now, 100)
+            rig.to(rig.state_s + 100)
+        case _:
+            rig.sleep(100)
     rig.wait(49)
     assert rig.timer("k").state == "fired"
     rig.wait(1.2)
