@@ -462,17 +462,6 @@ def test_no_user_is_offline_while_a_newer_connection_is_open_and_written(
     world.check_agreement()
 
 
-@pytest.mark.parametrize("late", [1, 40], ids=["read soon", "read ten seconds late"])
-def test_the_later_of_two_logins_on_a_link_wins(late: int) -> None:
-    world = World()
-    login = ("login", "gw-1", 7)
-    for act in (("pass", 2), ("stall", late), login, ("pass", 1), login):
-        world.act(act)
-    newest = max(world.gateways["gw-1"].open)
-    world.act(("pass", late + 2))
-    assert world.online["7"] == ("gw-1", newest)
-
-
 @pytest.mark.parametrize("late", [1, 12], ids=["read soon", "read three seconds late"])
 @pytest.mark.parametrize(
     "names", [NAMES, NAMES[::-1]], ids=["in order", "the other way"]

@@ -92,11 +92,3 @@ def test_the_scene(steps: list[str]) -> None:
                 del loops[name]
             case _:
                 raise AssertionError(step)
-
-
-def test_a_record_that_came_before_is_not_new_and_is_counted() -> None:
-    inbox = Inbox()
-    for seq in (1, 4):
-        inbox.add(seq, None)
-    assert [inbox.is_new(seq) for seq in (1, 3, 4, 5)] == [False, False, False, True]
-    assert inbox.duplicates == 3

@@ -19,7 +19,6 @@ from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
-from liveness.client.dialer import REMEDIES
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.helpers.peer import SOON_S
 
@@ -129,26 +128,6 @@ async def test_pauses_begin_anew_after_a_link_that_has_lasted(
         await trio.sleep(11)
         seen = len(script.refused)
         assert await refused(1) < 1.2
-
-
-@pytest.mark.parametrize("code", sorted(REMEDIES))
-async def test_each_final_code_gives_the_state_refused_even_before_the_first_link(
-    script: ScriptedSidecar,
-    autojump_clock: MockClock,
-    code: str,
-    states: States,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    script.refuse("gw", code)
-    async with liveness.connect(
-        script.path, name="gw", on_state=states.append
-    ) as sidecar:
-        assert sidecar.state == "connecting"
-        await reached(sidecar, "refused")
-        await sidecar.connected()
-    assert states == ["refused", "linked"]
-    (line,) = errors(caplog)
-    assert f"What to do: {REMEDIES[code]}" in line
 
 
 async def test_a_gateway_refused_for_load_is_away_and_not_refused(

@@ -326,20 +326,6 @@ def test_a_pong_does_not_cover_reports_made_while_its_frames_were_written(
     assert view.next() is None
 
 
-def test_want_pong_while_frames_are_written_is_not_forgotten_for_a_later_call() -> None:
-    client = linked(("ada", 1), ("bob", 2))
-    login(client, "ada", 1)
-    writing = client.frames(0.0, is_due=False)
-    next(writing)
-    while_written = client.request_ping()
-    assert names(map(decode, writing)) == []
-    later = client.request_ping()
-    for _ in range(3):
-        written(client, is_due=False)
-        take(client, ("pong", client.pings))
-    assert client.pongs >= max(while_written, later)
-
-
 # --- ends ------------------------------------------------------------------------------
 
 
@@ -689,19 +675,6 @@ def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:
     assert client.reports.has_backlog
     assert names(written(client)) == ["after", "ping"]
     assert not client.reports.has_backlog
-
-
-def test_unread_ends_hold_up_no_timer() -> None:
-    client = with_timers()
-    login(client, "ada", 1)
-    settle(client)
-    ends_view = ended(client)
-    assert [run.key for run in fired(client, offline(1, "ada", 1), timer(2, "a"))] == [
-        "a"
-    ]
-    assert client.inbox.finished == 0
-    assert ends(ends_view) == [("ada", 1, "silence")]
-    assert client.inbox.finished == 2
 
 
 def test_a_timer_is_ours_once_and_only_if_our_gateway_asked_for_it() -> None:

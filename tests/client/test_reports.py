@@ -172,14 +172,6 @@ def test_users_who_come_and_go_without_a_link_leave_nothing(
 # --- conns -----------------------------------------------------------------------------
 
 
-def test_no_conn_is_given_twice() -> None:
-    reports = Reports(FIRST_CONN)
-    given = [reports.new_conn() for _ in range(3)]
-    login(reports, "ada", None)
-    given += [conn for _, _, conn in told(reports)]
-    assert given == [1_000, 1_001, 1_002, 1_003]
-
-
 def test_the_conns_of_a_process_are_above_earlier_ones_and_exact_in_doubles() -> None:
     began, sidecar = time_ns(), client_of("gw", None, fresh=True)
     ended, conn = time_ns(), sidecar.reports.new_conn()
@@ -218,12 +210,6 @@ def test_users_are_distinguished_by_conn_and_not_by_the_name_of_a_number() -> No
     login(reports, "9", None)
     login(reports, 9, None)
     assert reports.uids == {1: "ada", 5: "8", 1_003: 9}
-
-
-def test_close_returns_the_conn_if_it_was_the_gateways_own() -> None:
-    reports = reports_of(("ada", 1), ("bob", None))
-    assert reports.close(1) == 1
-    assert reports.close(1_000) is None
 
 
 def test_reports_about_a_connection_that_is_not_open_are_ignored_and_counted() -> None:
@@ -411,17 +397,6 @@ def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
     reports.link_lost()
     (frame,) = frames(reports, 160.0, began=9.5)  # another link, with a new reading
     assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
-
-
-def test_a_login_closed_while_logins_are_written_keeps_its_beginning() -> None:
-    reports = Reports(FIRST_CONN)
-    for conn in range(3):
-        reports.login(f"u-{conn}", conn, at=1.0, timeout=None)
-    pieces = framed(reports, 1.0, since=0.0, began=0.0, max_batch=2)
-    first = decode(next(pieces))
-    reports.logout("u-2", 2)
-    assert first[2]["began"] == (1.0, 1.0)
-    assert [decode(frame)[2]["began"] for frame in pieces] == [(1.0,)]
 
 
 def test_only_logins_say_when_they_began() -> None:

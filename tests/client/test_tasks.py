@@ -44,13 +44,6 @@ def test_the_longest_prefix_wins_and_others_wait() -> None:
     assert (taken(orders), taken(big), waiting(tasks)) == ([1, 4], [2], [3, 5])
 
 
-def test_a_task_without_a_prefix_takes_timers_that_no_other_takes() -> None:
-    tasks = TaskQueues()
-    every, orders = tasks.add_task("", MANY), tasks.add_task("order:", MANY)
-    add(tasks, "a", "order:1")
-    assert (taken(every), taken(orders), waiting(tasks)) == ([1], [2], [])
-
-
 def test_timers_that_came_before_their_task_go_to_it_in_order() -> None:
     tasks = TaskQueues()
     add(tasks, "order:1", "a", "order:2", "order:big:1")
@@ -64,12 +57,6 @@ def test_a_prefix_has_one_task() -> None:
     tasks.add_task("order:", MANY)
     with pytest.raises(ReportError, match="a task for 'order:' already"):
         tasks.add_task("order:", MANY)
-
-
-@pytest.mark.parametrize("prefix", [7, None, b"a"])
-def test_a_prefix_is_a_string(prefix: Any) -> None:
-    with pytest.raises(ReportError, match="prefix is"):
-        TaskQueues().add_task(prefix, 1)
 
 
 @pytest.mark.parametrize("at_once", [0, -1, True, 1.5, MAX_AT_ONCE + 1, None])

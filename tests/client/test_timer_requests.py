@@ -124,20 +124,6 @@ def test_a_cancel_takes_exactly_one_of_both(names: tuple[Any, Any]) -> None:
 # --- answers -------------------------------------------------------------------------
 
 
-def test_an_answer_names_its_record() -> None:
-    requests = TimerRequests()
-    requests.done("a", 1, None)
-    requests.done("a", 2, "sent")
-    requests.fail("a", 3, "broken", final=False)
-    requests.fail("a", 4, "", final=True)
-    assert told(requests) == [
-        ("done", "a", None, {"seq": 1}),
-        ("done", "a", "sent", {"seq": 2}),
-        ("fail", "a", "broken", {"seq": 3}),
-        ("fail", "a", "", {"seq": 4, "final": True}),
-    ]
-
-
 @pytest.mark.parametrize(
     ("message", "kept"),
     [
@@ -200,23 +186,6 @@ def test_what_is_sent_after_these_steps(line: str) -> None:
     refused = requests.postponed
     sent = ", ".join(keys(told(requests))) or "nothing"
     assert sent + f"; {refused} wait for room" * bool(refused) == expected
-
-
-def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
-    requests = TimerRequests()
-    assert not requests.has_unsent
-    after(requests, "a")
-    assert (requests.pending, requests.unconfirmed, requests.has_unsent) == (1, 0, True)
-    take(requests, "write, ping, after b, write")
-    assert (requests.pending, requests.unconfirmed, requests.has_unsent) == (
-        0,
-        2,
-        False,
-    )
-    requests.pong_received()
-    assert (requests.pending, requests.unconfirmed) == (0, 1)
-    take(requests, "no room a, cancel c")  # which is confirmed
-    assert (requests.pending, requests.unconfirmed) == (1, 1)
 
 
 def test_a_timer_is_sent_with_the_seconds_that_are_left() -> None:

@@ -237,28 +237,6 @@ async def test_a_plain_task_that_returns_an_awaitable_has_failed(
     made[0].close()
 
 
-async def test_at_once_bounds_a_task_and_a_blocked_task_delays_no_other(
-    linked: Linked,
-) -> None:
-    sidecar, link = linked
-    started, go_on = list[str](), anyio.Event()
-
-    @sidecar.task("s", at_once=3)
-    async def stand_still(one: liveness.Timer) -> None:
-        started.append(one.key)
-        await go_on.wait()
-
-    sidecar.task(nothing)
-    await link.fire(*(timer(n, f"s{n}") for n in range(1, 6)))
-    await link.fire(*(timer(n, f"k{n}") for n in range(6, 30)))
-    assert {answer[1][0] for answer in await answers(link, 24)} == {"k"}
-    await link.acks(29)  # the waiting ones too
-    assert (sorted(started), sidecar.stats().waiting) == (["s1", "s2", "s3"], 2)
-    go_on.set()
-    told = await answers(link, 5)
-    assert {answer[1] for answer in told} == {f"s{n}" for n in range(1, 6)}
-
-
 def test_an_async_task_that_takes_too_long_is_cancelled_and_has_failed(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,14 +17,10 @@ from trio.testing import MockClock
 import liveness
 from liveness.client.damped_records import DampedRecords
 from liveness.client.dialer import (
-    RETRY_S,
-    Dialer,
     LinkLost,
-    watcher_hello,
 )
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
-from liveness.core.wire.framing import encode
 from liveness.errors import WireError
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.helpers.log_peer import SOON_S, LogPeer
@@ -646,19 +642,6 @@ async def test_it_waits_for_a_sidecar_that_starts_later(
     assert line.startswith(f"mailer: no link to the sidecar at {peer.path}: it is not")
 
 
-async def test_a_pause_ends_with_a_link_and_does_not_delay_the_next_one(
-    peer: LogPeer, autojump_clock: MockClock
-) -> None:
-    dialer = Dialer(str(peer.path), "mailer", pause_between=max)
-    hello = encode(["hello", watcher_hello("mailer", "all", ack=False)])
-    dialer.ended(OSError("away"))
-    began = trio.current_time()
-    for _ in range(3):
-        link = await dialer.open(lambda: hello)
-        assert trio.current_time() == pytest.approx(began + RETRY_S[1])
-        await link.aclose()
-
-
 # --- what ends it ---------------------------------------------------------------------
 
 
@@ -672,28 +655,6 @@ async def test_another_reader_of_its_name_ends_it(peer: LogPeer, strict: bool) -
             with pytest.raises(liveness.Replaced, match="another process said hello"):
                 await soon(watch)
     assert len(peer.hellos) == 1
-
-
-@pytest.mark.parametrize("code", ["not-allowed", "bad-hello"])
-async def test_a_strict_one_is_ended_by_a_refusal(peer: LogPeer, code: str) -> None:
-    async with reading(peer, strict=True) as watch:
-        await peer.close(*error(code))
-        with pytest.raises(
-            liveness.Refused, match=rf"^for\\nnow \({code}\)$"
-        ) as caught:
-            await anext(watch)
-        assert caught.value.code == code
-
-
-async def test_a_strict_one_needs_a_sidecar_at_the_first_attempt(
-    peer: LogPeer, tmp_path: Path
-) -> None:
-    async with read_by(peer, strict=True) as watch:
-        peer.greeting = packed(error("overloaded"))
-        with pytest.raises(liveness.Refused, match="overloaded"):
-            await anext(watch)
-    with pytest.raises(FileNotFoundError):
-        await anext(Watch(str(tmp_path / "none"), strict=True))
 
 
 ENDLESS = b"\xdc\xff\xff" + bytes(1_001)

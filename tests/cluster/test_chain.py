@@ -8,7 +8,6 @@ from typing import Any, Final
 import pytest
 
 from liveness.cluster.chain import (
-    MOST_NAMES,
     MOST_WAIT,
     Chain,
     Request,
@@ -214,18 +213,6 @@ def test_without_a_common_name_all_that_is_kept_follows_again(stored: Stored) ->
     stored.change(100, "+ada")
     stored.change(200, "+bob")
     assert read(chain(position="205.3"), stored) == [Rollback(0, 0), "+ada", "+bob"]
-
-
-def test_a_rollback_deeper_than_the_names_that_are_kept(stored: Stored) -> None:
-    reader = chain()
-    read(reader, stored)
-    stored.change(100, "+ada")
-    replica = stored.copy()
-    for i in range(MOST_NAMES + 1):
-        stored.change(200 + i, "+bob")
-    read(reader, stored)
-    replica.change(1_000, "+eve")
-    assert read(reader, replica) == [Rollback(0, 0), "+ada", "+eve"]
 
 
 def test_nothing_of_another_life_of_the_partition_stays_true(stored: Stored) -> None:

@@ -350,11 +350,6 @@ def test_a_password_file_that_cannot_be_used(
     assert str(caught.value).startswith(f"cluster.password_file: {secret} {said}")
 
 
-def test_a_password_file_that_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="is not a regular file"):
-        Redis(ClusterSettings(url="redis://localhost", password_file=tmp_path))
-
-
 @pytest.mark.parametrize("name", ["tls_ca_file", "tls_cert_file"])
 def test_a_file_of_tls_that_cannot_be_used(
     certificates: Certificates, tmp_path: Path, name: str
