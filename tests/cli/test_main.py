@@ -105,6 +105,8 @@ def test_a_wrong_choice_names_all_there_are(
         ("watch --no-json", "Unknown option: --no-json"),
         ("status --json=perhaps", 'unable to convert "perhaps" into bool'),
         ("timers show --json", "KEY requires an argument"),
+        ("timers show a b", "unexpected argument: b"),
+        ("watch --after none", "'none' is not"),
         ("timers cancel k --all", "Unknown option: --all"),
         ("demo --seconds nan", "'nan' is not 1 to 86400"),
         ("bench --folder /there/is/none", "'/there/is/none' is not a folder"),
@@ -125,6 +127,7 @@ def test_a_wrong_line_is_one_line_and_2(run: Run, arguments: str, told: str) -> 
     [
         "log --kind",
         "status --socket",
+        "check-state --state",
         "history --state /there/is/none",
         "demo --script",
         "",

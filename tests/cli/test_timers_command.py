@@ -122,6 +122,15 @@ def test_all_that_is_kept_of_a_timer_is_shown(admin: Admin, run: Any) -> None:
     assert json.loads(run("show", "order:18", "--json")[1]) == FAILED
 
 
+def test_fields_that_a_timer_does_not_have_are_not_shown(
+    admin: Admin, run: Any
+) -> None:
+    admin.pages["/v1/timers/newest?key=order%3A17&gateway=gw-1"] = page(PENDING)
+    _, shown, _ = run("show", "order:17", "--gateway", "gw-1")
+    names = [line.split()[0] for line in shown.splitlines()]
+    assert names == ["key", "gateway", "state", "attempts", "created", "due", "changed"]
+
+
 @pytest.mark.parametrize("what", ["cancel", "retry"])
 def test_a_change_names_the_only_gateway_that_has_the_key(
     admin: Admin, run: Any, what: str

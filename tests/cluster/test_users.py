@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from liveness.cluster.connection import CallError, Redis, connected
+from liveness.cluster import connection
+from liveness.cluster.connection import CallError, Redis
 from liveness.cluster.format import Place, field_of, place_bytes, session_bytes
 from liveness.config.cluster import ClusterSettings
 from tests.helpers.needs import needs
@@ -18,6 +20,8 @@ USERS: Final = ROOT / "deploy/redis/liveness.conf"
 PASSWORD: Final = "correct horse"
 ADA: Final = field_of("ada")
 Args = list[str | int | bytes]
+# Longer than any answer takes on a busy machine.
+connected = partial(connection.connected, timeout_s=10.0)
 # Every function of the library, with arguments that make it write as much as it can.
 BODY: Final = place_bytes(Place("ada", "A", "g", 5, 1, "login"))
 CALLS: Final[dict[str, Args]] = {

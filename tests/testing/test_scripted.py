@@ -172,6 +172,8 @@ async def test_the_newer_connection_is_found_by_the_clock_of_the_host() -> None:
         assert script.users == {"ada": ("gw", 3, 3)}
         await other.apply(["login", "ada", {"conn": 5, "began": newest + 60}])
         assert script.users == {"ada": ("other", 5, 5)}, "no word on what is to come"
+        await other.apply(["login", ["ada"], {"conn": [6], "began": [None], "age": 9}])
+        assert script.users == {"ada": ("other", 5, 5)}, "its age counts"
 
 
 # --- looking and waiting
@@ -289,8 +291,10 @@ async def test_a_link_is_refused_with_any_code_that_ends_one(
         (error,) = await gateway.expect("error")
         assert error.pop("message")
         assert error == {"code": "overloaded", "fatal": True, "n": 2}
+        await gateway.send(["login", "ada"])  # which nobody hears any more
         assert await gateway.receive() is None
         await other.sync()
+        assert script.events == []
 
 
 async def test_the_next_hello_is_refused_where_there_is_no_link(
