@@ -291,7 +291,8 @@ class World:
                     served.up.close(0)
                 self.ignored += self.sidecar.parts.presence.ignored[WHY_OLDER]
                 self.sidecar = Sidecar()
-            case what, name, *details:
+            case _:
+                what, name, *details = act
                 self.act_at(what, self.gateways[name], *details)
 
     def act_at(self, what: str, gateway: Process, *details: Any) -> None:
@@ -319,6 +320,8 @@ class World:
                 if gateway.link is not None:
                     gateway.lose_link(self.now)
                 self.gateways[gateway.client.name] = self.process(gateway.client.name)
+            case _:
+                raise AssertionError(what)
 
     def calm(self) -> None:
         """Let everything be delivered, and everyone speak, for as long as it takes."""

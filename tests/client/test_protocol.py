@@ -397,6 +397,19 @@ def test_a_user_who_is_back_without_conn_is_not_closed_by_the_earlier_end() -> N
     assert ends(view) == [("ada", None, "silence")]
 
 
+def test_a_login_behind_the_end_of_its_connection_is_ignored() -> None:
+    client = linked(("ada", 1))
+    notify(client, offline(1, "ada", 1))
+    settle(client)
+    login(client, "ada", 1)  # its loop has not handled the end yet
+    assert client.reports.uids == {}
+
+
+def test_a_login_that_cannot_be_raises() -> None:
+    with pytest.raises(ReportError):
+        login(client_of(), "", 1)
+
+
 # --- acks ------------------------------------------------------------------------------
 
 
@@ -564,6 +577,8 @@ MALFORMED: Final[tuple[Frame, ...]] = (
     ("welcome", WELCOME | {"max_batch": None}),
     ("welcome", WELCOME | {"max_batch": 0}),
     ("welcome", WELCOME | {"flush": float("nan")}),
+    ("welcome", WELCOME | {"flush": None}),
+    ("welcome", WELCOME | {"max_frame": "x"}),
     ("welcome", WELCOME | {"run_timeout": -1}),
     ("welcome", WELCOME | {"run_timeout": "soon"}),
     ("error",),

@@ -120,6 +120,8 @@ async def test_flush_raises_while_the_sidecar_has_no_room_for_a_timer(
 # Some of it mypy would not let anyone ask for: those who do not use it still may.
 BAD: Final[dict[str, Callable[[liveness.Sidecar], object]]] = {
     "no time": lambda sidecar: sidecar.after("a", 0),
+    "a cancel of nothing": lambda sidecar: sidecar.cancel(),
+    "a task of a number": lambda sidecar: sidecar.task(7)(print),  # type: ignore[call-overload]
     "a task that is none": lambda sidecar: sidecar.task("a")(7),  # type: ignore[type-var]
 }
 

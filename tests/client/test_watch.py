@@ -1,5 +1,6 @@
 """`liveness.watch`: records over restarts, acknowledged, and questions beside them."""
 
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -335,6 +336,16 @@ async def test_what_is_no_uid_is_refused_at_the_question(tmp_path: Path) -> None
                 await watch.where(bad)  # type: ignore[arg-type]
 
 
+async def test_a_question_waits_for_a_sidecar_and_may_be_cancelled(
+    peer: LogPeer, autojump_clock: MockClock
+) -> None:
+    await peer.close()
+    async with Watch(str(peer.path)) as watch:
+        with trio.move_on_after(100) as waiting:
+            await watch.online("ada")
+        assert waiting.cancelled_caught
+
+
 # --- where it begins ------------------------------------------------------------------
 
 
@@ -640,6 +651,19 @@ async def test_it_waits_for_a_sidecar_that_starts_later(
         assert await seqs(watch, 1) == [1]
     (line,) = [line for line in caplog.messages if "no link" in line]
     assert line.startswith(f"mailer: no link to the sidecar at {peer.path}: it is not")
+
+
+async def test_its_pauses_are_random_and_grow_while_it_is_refused(
+    peer: LogPeer, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.greeting = packed(error("not-allowed"))
+    async with Watch(str(peer.path)) as watch:
+        with trio.move_on_after(600):
+            await anext(watch)
+    assert 20 <= len(peer.hellos) <= 60
+    (line,) = {*caplog.messages}
+    assert r"refuses this reader: for\nnow (not-allowed). What to do: allow" in line
+    assert caplog.records[0].levelno == logging.ERROR
 
 
 # --- what ends it ---------------------------------------------------------------------
