@@ -23,8 +23,6 @@ class Client:
 
     folder: str
     language: str
-    source: str  # the library
-    example: str  # the gateway
     needs: dict[str, str]  # programs, and the packages of Debian that have them
     builds: tuple[str, ...] = ()  # commands of a shell, run there
     gateway: str
@@ -48,8 +46,6 @@ CLIENTS: Final[dict[str, Client]] = {
         Client(
             folder="c",
             language="C",
-            source="liveness.c",
-            example="gateway.c",
             needs={"gcc": "gcc", "make": "make"},
             builds=("make BUILD={here}/build",),
             gateway="{here}/build/gateway",
@@ -58,8 +54,6 @@ CLIENTS: Final[dict[str, Client]] = {
         Client(
             folder="erlang",
             language="Erlang",
-            source="liveness.erl",
-            example="gateway.erl",
             needs={"erlc": "erlang-base"},
             builds=("mkdir ebin", "erlc -Wall -Werror -o ebin *.erl"),
             gateway="{here}/gateway",
@@ -68,8 +62,6 @@ CLIENTS: Final[dict[str, Client]] = {
         Client(
             folder="go",
             language="Go",
-            source="liveness.go",
-            example="cmd/gateway/main.go",
             needs={"go": "golang-go"},
             builds=("go vet ./...", "go build -o build/ ./cmd/..."),
             gateway="{here}/build/gateway",
@@ -78,8 +70,6 @@ CLIENTS: Final[dict[str, Client]] = {
         Client(
             folder="java",
             language="Java",
-            source="src/main/java/liveness/Sidecar.java",
-            example="src/example/java/liveness/example/Gateway.java",
             needs={"javac": "openjdk-17-jdk-headless"},
             builds=(
                 "javac --release 17 -Xlint:all -Werror -d build $(find src -name '*.java')",
@@ -90,8 +80,6 @@ CLIENTS: Final[dict[str, Client]] = {
         Client(
             folder="node",
             language="Node.js",
-            source="liveness.js",
-            example="gateway.js",
             needs={"node": "nodejs", "npm": "npm"},
             builds=("npm install --no-package-lock --no-audit --no-fund",),
             gateway="node {here}/gateway.js",
@@ -100,8 +88,6 @@ CLIENTS: Final[dict[str, Client]] = {
         Client(
             folder="rust",
             language="Rust",
-            source="src/lib.rs",
-            example="examples/gateway.rs",
             needs={"/usr/bin/cargo": "cargo", "/usr/bin/rustc": "rustc"},
             # Debian's, whatever others there are: the oldest that the client is for.
             builds=(
