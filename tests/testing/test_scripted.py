@@ -264,6 +264,24 @@ async def test_a_failed_wait_says_what_is_known(script: ScriptedSidecar) -> None
         assert "no event of 'eve'" in await said(script.next_event, "eve")
 
 
+async def test_a_long_list_comes_in_several_frames(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", [*range(1_001)]], ["list"])
+    (first,) = await gateway.expect("list")
+    last, seq = await gateway.expect("list")
+    assert (len(first), len(last), seq) == (1_000, 1, 1_001)
+
+
+async def test_a_gateway_that_reads_all_its_pongs_is_never_refused(
+    gateway: Gateway,
+) -> None:
+    await gateway.send(*(["ping", n] for n in range(1_500)))
+    assert [await gateway.expect("pong") for _ in range(1_500)] == [
+        [n] for n in range(1_500)
+    ]
+
+
 # --- faults of links
 
 
@@ -386,6 +404,20 @@ async def test_a_crash_forgets_what_no_pong_has_covered(
         assert again.welcome["next"] == 2
 
 
+async def test_a_gap_comes_only_to_a_gateway_whose_records_were_trimmed(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "late") as late:
+        await late.send(["login", "ada"], ["logout", "ada"])
+        await late.records()
+    script.trim()
+    async with gateways(script, "other", after=0, log=late.welcome["log"]) as other:
+        assert await other.has_nothing_to_read()
+    async with gateways(script, "late") as late:
+        (gap,) = await late.records()
+        assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 1, 3)
+
+
 async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
     script: ScriptedSidecar,
 ) -> None:
@@ -409,6 +441,16 @@ async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
         (record,) = await gateway.records()
         assert (record["last"], record["silence"]) == ("message", 80)
         assert record["at"] - record["seen"] == 80_000
+
+
+async def test_a_gateway_that_comes_back_fresh_replaces_its_older_link(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada"])
+    async with gateways(script, "gw", fresh=True):
+        _, error = await gateway.last()
+        assert error["code"] == "replaced"
+        assert (await script.offline("ada"))["reason"] == "gateway_lost"
 
 
 async def test_a_new_disk_is_as_full_as_the_old_one(script: ScriptedSidecar) -> None:
