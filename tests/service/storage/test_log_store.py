@@ -36,7 +36,6 @@ from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import BOUNDED, conns, uids
 from tests.helpers.wire import unpacked
 from tests.service.storage.journals import (
-    ALL,
     fill,
     keep,
     lost,
@@ -278,15 +277,6 @@ def test_nothing_above_the_permitted_seq_is_trimmed(store: LogStore) -> None:
     for until, first in ((999, 1), (1_000, 1_001), (2_500, 2_001)):
         trim(store, most_bytes=1, until=until)
         assert store.bounds() == (first, 4_001)
-
-
-def test_a_read_begins_with_what_is_still_kept(store: LogStore) -> None:
-    fill(store, 5, at=1_000)
-    fill(store, 5, at=2_000)
-    assert trim(store, oldest_ms=2_000) is False
-    records, reached, first, lost = store.read(after=2, until=7, wanted=ALL, limit=10)
-    assert [record.seq for record in records] == [6, 7]
-    assert (reached, first, lost) == (7, 6, 5)
 
 
 def test_the_newest_trimmed_record_is_known_for_each_name(store: LogStore) -> None:

@@ -252,22 +252,6 @@ def test_beside_another_log_timers_stay_and_seqs_are_forgotten(tmp_path: Path) -
         assert states == {"a": DONE, "b": FIRED, "d": FIRED}
 
 
-def left_as_it_was(path: Path, match: str) -> None:
-    """Check that this file is refused by its name, and nothing of it touched."""
-    before = path.read_bytes()
-    with pytest.raises(StateError, match=f"{path} {match}"):
-        TimerStore(path.parent, log="a log")
-    assert path.read_bytes() == before
-
-
-def test_a_file_that_is_no_database_is_left(tmp_path: Path) -> None:
-    (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
-    left_as_it_was(
-        tmp_path / DATABASE,
-        "cannot be read .* move it away, with its -wal and -shm, to start without timers",
-    )
-
-
 def test_a_file_that_was_emptied_beside_a_log_is_no_new_one(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"")
     with pytest.raises(StateError, match="it is empty, and the log is not"):
@@ -275,18 +259,26 @@ def test_a_file_that_was_emptied_beside_a_log_is_no_new_one(tmp_path: Path) -> N
     TimerStore(tmp_path, log="a log", next_seq=1).close()
 
 
-@pytest.mark.parametrize("part", ["timers", "timers_key", "timers_next", "end"])
+@pytest.mark.parametrize("part", ["timers", "timers_key", "timers_next", "end", "all"])
 def test_damage_in_the_file_is_reported_and_left(tmp_path: Path, part: str) -> None:
     with closing(TimerStore(tmp_path, log="a log")) as table:
         fill(table, 1_000)
         path = table.path
-    if part == "end":
-        os.truncate(path, path.stat().st_size // 2)
-    else:
-        disk.overwrite_root(path, part)
-    left_as_it_was(
-        path, r"cannot be read \([^\n]+\); it was left as it is: [^\n]+ without timers$"
+    match part:
+        case "end":
+            os.truncate(path, path.stat().st_size // 2)
+        case "all":
+            path.write_bytes(b"not a database at all" * 500)
+        case _:
+            disk.overwrite_root(path, part)
+    before = path.read_bytes()
+    why = (
+        rf"{path} cannot be read \([^\n]+\); it was left as it is: [^\n]+ move it away, "
+        "with its -wal and -shm, to start without timers$"
     )
+    with pytest.raises(StateError, match=why):
+        TimerStore(tmp_path, log="a log")
+    assert path.read_bytes() == before
 
 
 # --- retention ------------------------------------------------------------------------------

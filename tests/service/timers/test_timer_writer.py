@@ -187,14 +187,6 @@ async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
     assert found == [("cancelled", 1)]
 
 
-async def test_a_run_is_in_the_table_soon_after_the_log(rig: Rig) -> None:
-    await rig.runs(3)
-    await rig.log_writer.flushed_for("g")
-    assert rig.states() == {"fired": 3}
-    assert (rig.table.seq, rig.table.newest, rig.timers.fires) == (3, 3, 0)
-    assert rig.log_writer.pending == 0
-
-
 async def test_a_run_precedes_an_order_given_when_it_is_published(rig: Rig) -> None:
     await rig.write(after(1))
     append(rig.log_writer, run(1, 1))
@@ -209,6 +201,8 @@ async def test_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> Non
     await rig.log_writer.flushed_for("g")
     assert (max(rig.sizes), sum(rig.sizes)) == (3, 16)
     assert rig.states() == {"fired": 8}
+    assert (rig.table.seq, rig.table.newest, rig.timers.fires) == (8, 8, 0)
+    assert rig.log_writer.pending == 0
 
 
 @pytest.mark.usefixtures("few")
