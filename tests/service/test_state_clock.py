@@ -220,6 +220,20 @@ async def test_within_a_boot_the_clock_of_a_state_runs_by_elapsed_time(
     assert state.seconds - began == pytest.approx(WRONG_S + 20)
 
 
+async def test_a_new_state_begins_at_the_wall_clock(state: State) -> None:
+    assert state.clock.state_ms() == pytest.approx(state.clock.wall_ms(), abs=1)
+
+
+@pytest.mark.parametrize(
+    ("boot", "boot_s"), [("a", 60.0), ("", 200.0)], ids=["clone", "unknown"]
+)
+def test_without_a_later_moment_of_the_same_boot_the_wall_clocks_count(
+    boot: str, boot_s: float
+) -> None:
+    last = StateTime(50.0, boot, 100.0, 1_000_000, 0)
+    assert last.passed_until(StateTime(0.0, boot, boot_s, 1_010_000, 0)) == 10.0
+
+
 async def test_a_wall_clock_that_is_behind_after_a_boot_takes_nothing_back(
     state: State,
 ) -> None:

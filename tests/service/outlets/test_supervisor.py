@@ -1,16 +1,20 @@
 """Outlets do not affect each other: one may fail, and the others go on."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from liveness.config.outlet_settings import KafkaSettings, WebhookSettings
+from liveness.config.settings import Config, SocketSettings, StateSettings
 from liveness.errors import StartError
 from liveness.metrics.now import OutletNow
 from liveness.service.outlets.common.outlet import Outlet
-from liveness.service.outlets.supervisor import RESTART_S, Outlets
+from liveness.service.outlets.supervisor import RESTART_S, Outlets, outlets_of
 from tests.service.outlets.outlet_rig import PLAIN, OutletRig, outlet_rig
 
 
@@ -92,3 +96,31 @@ async def test_a_damaged_file_stops_outlets_and_nothing_else(rig: OutletRig) -> 
     assert "outlets.db cannot be read" in str(why)
     assert "left as it is: restore a backup, or move it" in str(why)
     assert outlet.began == []
+
+
+async def test_each_section_of_the_settings_has_its_outlet(
+    rig: OutletRig, tmp_path: Path
+) -> None:
+    presence: Any = None  # it is asked about no record
+    access = rig.access
+    build = partial(
+        outlets_of,
+        presence=presence,
+        log_writer=access.log_writer,
+        feed=access.feed,
+        clock=access.clock,
+        turnstile=access.turnstile,
+    )
+    config = partial(
+        Config,
+        socket=SocketSettings(path=tmp_path / "g.sock"),
+        state=StateSettings(dir=tmp_path),
+    )
+    assert build(config()) is None
+    url, kafka = "https://example.com/", KafkaSettings(brokers="h:1", topic="t")
+    webhook = WebhookSettings(url=url, secret_file=Path("secret"))
+    outlets = build(config(webhooks={"mail": webhook}, kafka={"out": kafka}))
+    assert outlets is not None
+    assert [outlet.name for outlet in outlets.webhooks] == ["webhooks.mail"]
+    names = [outlet.name for outlet in outlets.with_cursors]
+    assert names == ["webhooks.mail", "kafka.out"]

@@ -13,7 +13,7 @@ import pytest
 from liveness.core.cursors import CursorRow
 from liveness.core.records import Subscription
 from liveness.errors import StateError
-from liveness.service.storage.database import PUT_META
+from liveness.service.storage.database import PUT_META, check_structure, reading
 from liveness.service.storage.log_pages import PAGE_RECORDS, TRIMMED
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers import disk
@@ -121,6 +121,23 @@ def test_users_out_of_order_are_refused_at_the_start(tmp_path: Path) -> None:
     store.path.write_bytes(data)
     with closing(LogStore(tmp_path)) as store, refused(store, "out of order"):
         store.check()
+
+
+def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        keep(store, *users(300))
+    whole, said = store.path.read_bytes(), set[str]()
+    for at in range(4_096, len(whole) - 64, 61):
+        store.path.write_bytes(whole[:at] + b"\xff" * 64 + whole[at + 64 :])
+        with reading(store.path) as db:
+            try:
+                check_structure(db, ["online"])
+            except sqlite3.DatabaseError as error:
+                said.add(str(error))
+    # Newer ones see that it is damaged before they ask for the memory.
+    is_older = sqlite3.sqlite_version_info < (3, 41)
+    assert said
+    assert "a row seems to be larger than memory" in said or not is_older
 
 
 @pytest.mark.parametrize("table", ["cursors", "trimmed"])

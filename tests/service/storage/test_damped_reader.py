@@ -114,6 +114,16 @@ async def test_a_far_behind_reader_leaves_out_the_same_as_one_that_follows(
     assert (taken, counts.left_out) == ([1, 4], 2)
 
 
+async def test_a_user_who_is_back_elsewhere_has_moved_for_readers_of_both_gateways(
+    log: Log,
+) -> None:
+    wanted = [ALL._replace(gateway=name) for name in ("g", "h", "other")]
+    readers = [reader(log, subscription) for subscription in wanted]
+    publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
+    taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
+    assert taken == [["moved"], ["moved"], []]
+
+
 async def test_a_reader_of_some_gateways_without_moves_sees_users_leave_and_come(
     log: Log,
 ) -> None:

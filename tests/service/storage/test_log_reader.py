@@ -120,6 +120,7 @@ def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
             back_to = LogPosition(newest[1].seq, newest[1].at)
             assert book.newest_of(uid, limit=2) == SearchResult(newest, back_to, None)
         assert book.newest_of("nobody", limit=1) == SearchResult([], None, whole)
+        assert book.online("nobody") is None
 
 
 @pytest.mark.usefixtures("chunks")

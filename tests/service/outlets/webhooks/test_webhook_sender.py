@@ -443,6 +443,11 @@ async def test_a_name_without_an_address_is_no_answer(
     assert said in answer.text
 
 
+async def test_a_refused_connection_is_no_answer(jumping: MockClock) -> None:
+    answer = await posted(f"http://127.0.0.1:{free_port()}/")
+    assert (answer.status, answer.text) == (None, "Connection refused")
+
+
 async def test_a_resolver_that_hangs_delays_no_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
