@@ -7,10 +7,9 @@ import trio
 
 from liveness.config.settings import HttpSettings
 from tests.service.http.reading import Event, reading
-from tests.service.rig import Caller, Rig, VirtualWallClock, slowed
+from tests.service.rig import Caller, Rig, slowed
 
 SETTLE_S = 5
-virtual = pytest.mark.rig(clock=VirtualWallClock)
 
 
 def feed(rig: Rig, query: str = "", last: str | None = None) -> Any:
@@ -32,7 +31,6 @@ def position_of(event: Event) -> int:
     return int(event.id.partition(":")[2])
 
 
-@virtual
 async def test_an_offline_settles_though_the_log_is_still(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
     async with feed(rig) as reader:
@@ -50,7 +48,6 @@ async def test_an_offline_settles_though_the_log_is_still(rig: Rig) -> None:
         assert end.name == "end"
 
 
-@virtual
 async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +61,6 @@ async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
         assert seqs_of(await reader.events(1)) == [4]
 
 
-@virtual
 async def test_a_reader_that_reconnects_by_the_last_id_loses_nothing(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada"], kinds=[])
     async with feed(rig) as reader:
@@ -85,7 +81,7 @@ async def test_a_reader_that_reconnects_by_the_last_id_loses_nothing(rig: Rig) -
         assert (event.data["seq"], position_of(event)) == (5, 5)
 
 
-@pytest.mark.rig(clock=VirtualWallClock, max_settling=100)
+@pytest.mark.rig(max_settling=100)
 async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
     users = [f"user-{n}" for n in range(103)]
     gateway = await rig.gateway_of(users, kinds=[])
@@ -98,7 +94,7 @@ async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
         assert rig.counts.limits_met["limits.max_settling"] == 3
 
 
-@pytest.mark.rig(clock=VirtualWallClock, max_settling=100)
+@pytest.mark.rig(max_settling=100)
 async def test_a_stream_that_ends_gives_back_the_room_of_what_waits(rig: Rig) -> None:
     users = [f"user-{n}" for n in range(100)]
     gateway = await rig.gateway_of(users, kinds=[])
@@ -114,7 +110,7 @@ async def test_a_stream_that_ends_gives_back_the_room_of_what_waits(rig: Rig) ->
     assert rig.counts.limits_met["limits.max_settling"] == 0
 
 
-@pytest.mark.rig(clock=VirtualWallClock, http=HttpSettings(max_backlog=100))
+@pytest.mark.rig(http=HttpSettings(max_backlog=100))
 async def test_offlines_that_wait_are_no_backlog(rig: Rig) -> None:
     users = [f"user-{n}" for n in range(300)]
     gateway = await rig.gateway_of(users, kinds=[])
