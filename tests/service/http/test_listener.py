@@ -75,10 +75,8 @@ class Door:
         )
 
     async def serve(self, listener: socket.socket) -> None:
-        refused, bound = (
-            self.refused.append,
-            partial(Middleware, max_body_bytes=BODY_BYTES),
-        )
+        refused = self.refused.append
+        bound = partial(Middleware, max_body_bytes=BODY_BYTES)
         gate = bound(pages, [self.note], refused, at_once={"/alone": 1})
         health = bound(gate, [only_health(CONNECTIONS)], refused)
         served = HttpListener(gate, health, self.settings, refused, Turnstile())

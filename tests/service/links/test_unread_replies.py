@@ -33,7 +33,7 @@ def met(rig: Rig) -> dict[str, int]:
 
 
 def on_disk(rig: Rig) -> int:
-    return rig.sidecar._spools.bytes
+    return rig.sidecar.summaries.now().unread["disk"]
 
 
 def in_memory(rig: Rig) -> int:
