@@ -1,215 +1,195 @@
-"""The manifests are held against the product: what they run, set, open and ask for.
+"""The manifests are of the sidecar that there is: what they run, set, open and ask for.
 
-That a pod of them really works is shown in `tests/system/test_pod.py`; that Kubernetes knows
+That a pod of them works is shown in `tests/machine/test_podman.py`; that Kubernetes knows
 what is in them is asked by `make check`.
 """
 
 import json
-import re
-import shutil
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import yaml
 
-from liveness import __version__
-from tests.helpers.manifests import (
-    MANIFESTS,
-    TIMER_BYTES,
-    Manifests,
-    Object,
-    by_kubectl,
-    container,
-    durable,
-    faults_of,
-    measured,
-    pod_of,
-    settings,
-)
-from tests.helpers.processes import promtool, ran, succeeded
+from liveness.cli.backup import ROOM, SPARE_BYTES
+from liveness.config.settings import Config
+from liveness.core.wire.frames import MAX_KEY_BYTES, MAX_TEXT_BYTES
+from liveness.core.wire.uids import MAX_NAME_BYTES
+from liveness.lab.bench.floors import STOP_S
+from liveness.service.storage.database import WAL_BYTES
+from tests.helpers.manifests import MANIFESTS, Manifests, named, quantity
 from tests.helpers.tree import ROOT
 
-RULES: Final = ROOT / "deploy" / "prometheus"
-Renderer = Callable[[Path], Manifests]
-# Where there is a kubectl, it has to make the same of the folders.
-KUBECTL: Final[list[Renderer]] = [by_kubectl] if shutil.which("kubectl") else []
-RENDERERS: Final[list[Renderer]] = [Manifests, *KUBECTL]
+OURS: Final = Manifests(MANIFESTS)
+DURABLE: Final = Manifests(MANIFESTS, "durable")
+CONFIG: Final = OURS.settings()
+SIDECAR: Final = OURS.container("liveness")
+GATEWAY: Final = OURS.container("gateway")
+# What docs/performance.md says of timers that are loaded, in bytes each.
+TIMER_BYTES: Final = 130
+# Lists of everyone at a time (docs/limits.md), and at most so much for a user.
+LISTS: Final = 4
+LINE_BYTES: Final = 200
 
 
 # --- the gateway and its sidecar ------------------------------------------------------
 
 
-@pytest.mark.parametrize("rendered", RENDERERS)
-def test_nothing_is_wrong_with_the_manifests(rendered: Renderer) -> None:
-    assert faults_of(rendered(MANIFESTS)) == []
+def test_the_sidecar_outlasts_the_gateway_and_no_quota_stops_it() -> None:
+    assert SIDECAR in OURS.pod["initContainers"]
+    assert SIDECAR["restartPolicy"] == "Always"
+    assert SIDECAR["startupProbe"]["httpGet"]["path"] == "/readyz"
+    assert "cpu" not in SIDECAR["resources"]["limits"]
+    assert OURS.pod["terminationGracePeriodSeconds"] >= 2 * STOP_S
+    assert OURS.pod["enableServiceLinks"] is False  # its variables are no settings
 
 
-@pytest.mark.parametrize("rendered", RENDERERS)
-def test_the_durable_manifests_have_no_fault(
-    rendered: Renderer, tmp_path: Path
-) -> None:
-    manifests = rendered(durable(tmp_path))
-    assert faults_of(manifests) == []
-    assert "state" not in {one["name"] for one in pod_of(manifests)["volumes"]}
-    assert sidecar(manifests)["resources"]["requests"].keys() == {"cpu", "memory"}
+@pytest.mark.parametrize("container", [SIDECAR, GATEWAY], ids=["sidecar", "gateway"])
+def test_a_container_may_do_no_more_than_it_must(container: dict[str, object]) -> None:
+    profile = {"type": "RuntimeDefault"}
+    assert OURS.pod["securityContext"].items() >= {
+        ("runAsNonRoot", True),
+        ("fsGroup", SIDECAR["securityContext"]["runAsGroup"]),
+    }
+    assert OURS.pod["securityContext"]["seccompProfile"] == profile
+    may = container["securityContext"]
+    assert isinstance(may, dict)
+    assert may["allowPrivilegeEscalation"] is False
+    assert may["readOnlyRootFilesystem"] is True
+    assert may["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_kubernetes_refuses_what_it_does_not_know(tmp_path: Path) -> None:
-    program = Path(sys.prefix, "bin", "kubernetes-validate")
-    if not program.exists():
-        pytest.skip("kubernetes-validate is missing: make setup")
-    text = (MANIFESTS / "gateway.yaml").read_text()
-    wrong = tmp_path / "gateway.yaml"
-    wrong.write_text(text.replace("failureThreshold: 600", "failureTreshold: 600"))
-    check = (program, "--strict", "--quiet", "-k", "1.29")
-    assert ran(*check, MANIFESTS / "gateway.yaml").returncode == 0
-    refused = ran(*check, wrong)
-    assert refused.returncode == 1
-    assert "'failureTreshold' was unexpected" in refused.stdout + refused.stderr
+def test_just_the_gateways_user_may_report() -> None:
+    gateway, sidecar = (it["securityContext"]["runAsUser"] for it in (GATEWAY, SIDECAR))
+    assert gateway != sidecar
+    assert CONFIG.access.gateways == str(gateway)
+    rights = (CONFIG.access.watchers, CONFIG.access.everyone, CONFIG.access.admin)
+    assert set(rights) == {"own"}
+    assert [it["name"] for it in GATEWAY["volumeMounts"]] == ["socket"]
+    assert GATEWAY["volumeMounts"][0]["readOnly"] is True
+    token = named(OURS.pod["volumes"], "token")["secret"]
+    assert token["defaultMode"] == 0o440
 
 
-def sidecar(manifests: Manifests) -> Object:
-    return container(pod_of(manifests), "liveness")
+def test_the_pod_is_asked_and_found_by_the_names_that_it_knows() -> None:
+    containers = {"liveness": SIDECAR, "chat": GATEWAY}
+    ports = {
+        name: named(one["ports"], name)["containerPort"]
+        for name, one in containers.items()
+    }
+    assert ports["liveness"] == CONFIG.http.port
+    assert not CONFIG.http.is_on_loopback
+    for name, container in containers.items():
+        for probe in (it for key, it in container.items() if key.endswith("Probe")):
+            assert (probe.get("httpGet") or probe["tcpSocket"])["port"] == name
+    names, users = (OURS.one("Service", it)["spec"] for it in ("chat", "chat-users"))
+    assert names["ports"] == [{"name": "liveness", "port": ports["liveness"]}]
+    assert users["ports"] == [{"name": "chat", "port": ports["chat"]}]
+    # A pod that is not ready keeps its name, and gets no users.
+    assert (names["clusterIP"], names["publishNotReadyAddresses"]) == ("None", True)
+    assert "publishNotReadyAddresses" not in users
+    service = OURS.one("StatefulSet")["spec"]["serviceName"]
+    assert service == OURS.one("Service", "chat")["metadata"]["name"]
+    for domain in ("", ".prod", ".prod.svc", ".prod.svc.cluster.local"):
+        assert f"chat-0.{service}{domain}" in CONFIG.http.names
 
 
-def gateway(manifests: Manifests) -> Object:
-    return container(pod_of(manifests), "gateway")
+def test_every_object_is_about_these_pods() -> None:
+    stateful = OURS.one("StatefulSet")["spec"]
+    labels = stateful["template"]["metadata"]["labels"]
+    budget = OURS.one("PodDisruptionBudget")["spec"]
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    spread = OURS.pod["topologySpreadConstraints"]
+    selectors = [
+        stateful["selector"],
+        budget["selector"],
+        OURS.one("NetworkPolicy")["spec"]["podSelector"],
+        *(one["labelSelector"] for one in spread),
+    ]
+    chosen = [one["matchLabels"] for one in selectors]
+    services = (OURS.one("Service", it)["spec"] for it in ("chat", "chat-users"))
+    chosen += [one["selector"] for one in services]
+    assert chosen == [labels] * len(chosen)
 
 
-ABSENT: Final = object()
-# By a word of what is said about it: a mistake, as a place and what is put there. `+` adds
-# to a list; a thing in a list goes by its name or number.
-WRONG: Final[dict[str, tuple[str, Any]]] = {
-    "would not start": ("sidecar/command/+", "--sokcet=/x"),
-    "no setting": ("sidecar/env/+", {"name": "LIVENESS_TIMEOUT", "value": "30"}),
-    "variables": ("pod/enableServiceLinks", True),
-    "native": ("sidecar/restartPolicy", "Never"),
-    "wait": ("sidecar/startupProbe", ABSENT),
-    "quota": ("sidecar/resources/limits/cpu", "1"),
-    "no time": ("pod/terminationGracePeriodSeconds", 5),
-    "version": ("gateway/image", "localhost/liveness:latest"),
-    "what is mounted": ("gateway/volumeMounts/0/name", "sockets"),
-    "make its socket": ("sidecar/volumeMounts/2/mountPath", "/x"),
-    "elsewhere": ("gateway/env/0/value", "/run/gateway.sock"),
-    "in the place": ("gateway/volumeMounts/0/readOnly", ABSENT),
-    "folder of": ("sidecar/env/1/value", "/var/lib/liveness"),
-    "more than the socket": (
-        "gateway/volumeMounts/+",
-        {"name": "state", "mountPath": "/var/lib/liveness"},
-    ),
-    "where the Secret is": ("sidecar/volumeMounts/1/mountPath", "/run/secrets"),
-    "open to others": ("pod/volumes/token/secret/defaultMode", 0o444),
-    "the pod may do": ("pod/securityContext/runAsNonRoot", False),
-    "gateway may do": ("gateway/securityContext/allowPrivilegeEscalation", True),
-    "sidecar's user": ("gateway/securityContext/runAsUser", 9874),
-    "just the gateway's": ("gateway/securityContext/runAsUser", 10002),
-    "pod's port": ("sidecar/ports/0/containerPort", 9784),
-    "no port of it": ("sidecar/livenessProbe/httpGet/port", "chat"),
-    "Services' ports": ("Service chat-users/ports/0/port", 9001),
-    "loses its name": ("Service chat/publishNotReadyAddresses", False),
-    "that is not ready loses": ("Service chat/clusterIP", ABSENT),
-    "users are sent": ("Service chat-users/publishNotReadyAddresses", True),
-    "no node is drained": (
-        "PodDisruptionBudget/unhealthyPodEvictionPolicy",
-        "IfHealthyBudget",
-    ),
-    "other pods": ("Service chat-users/selector/app", "x"),
-    "chooses other": ("NetworkPolicy/podSelector/matchLabels/app", "x"),
-    "something chooses": (
-        "pod/topologySpreadConstraints/1/labelSelector/matchLabels/app",
-        "x",
-    ),
-    "have no names": ("StatefulSet/serviceName", "x"),
-    "called chat-0.chat.prod": (
-        "sidecar/env/4/value",
-        lambda hosts: hosts.replace(" $(POD_NAME).chat.$(POD_NAMESPACE),", ""),
-    ),
-    "asked for is under 1.25": ("sidecar/resources/requests/memory", "128Mi"),
-    "limit of memory": ("sidecar/resources/limits/memory", "256Mi"),
-    "processor asked for": ("sidecar/resources/requests/cpu", "100m"),
-    "a start may take": ("sidecar/startupProbe/failureThreshold", 30),
-    "may become": ("pod/volumes/state/emptyDir/sizeLimit", "2Gi"),
-    "a backup may not": ("pod/volumes/backups/emptyDir/sizeLimit", "6Gi"),
-    "begin connections": ("NetworkPolicy/egress/+", {}),
-    "is open to everybody": ("NetworkPolicy/ingress/1/from", ABSENT),
-    "no reader": ("NetworkPolicy/ingress/1/ports/0/port", 9000),
-}
+def test_users_come_in_readers_ask_and_nothing_leaves() -> None:
+    policy = OURS.one("NetworkPolicy")["spec"]
+    assert (policy["policyTypes"], policy["egress"]) == (["Ingress", "Egress"], [])
+    users, readers = policy["ingress"]
+    assert users == {"ports": [{"port": GATEWAY["ports"][0]["containerPort"]}]}
+    assert readers["ports"] == [{"port": CONFIG.http.port}]
+    assert readers["from"]
 
 
-def change(manifests: Manifests, place: str, value: Any) -> None:
-    start, *keys, last = place.split("/")
-    found: Any = pod_of(manifests)
-    if start in ("sidecar", "gateway"):
-        found = {"sidecar": sidecar, "gateway": gateway}[start](manifests)
-    elif start != "pod":
-        found = manifests.one(*start.split())["spec"]
-    for key in keys:
-        if isinstance(found, list) and not key.isdigit():
-            (found,) = (one for one in found if one["name"] == key)
-        else:
-            found = found[int(key) if isinstance(found, list) else key]
-    if last == "+":
-        found.append(value)
-    elif value is ABSENT:
-        del found[last]
-    else:
-        found[last] = value(found[last]) if callable(value) else value
+def test_a_claimed_volume_takes_the_place_of_the_pods_own() -> None:
+    (claim,) = DURABLE.one("StatefulSet")["spec"]["volumeClaimTemplates"]
+    mounts = DURABLE.container("liveness")["volumeMounts"]
+    assert claim["metadata"]["name"] == "state"
+    assert named(mounts, "state") == named(SIDECAR["volumeMounts"], "state")
+    assert "state" not in [one["name"] for one in DURABLE.pod["volumes"]]
+    asked = DURABLE.container("liveness")["resources"]["requests"]
+    assert asked.keys() == {"cpu", "memory"}
 
 
-@pytest.mark.parametrize("said", WRONG)
-def test_a_mistake_is_found(said: str) -> None:
-    manifests = Manifests(MANIFESTS)
-    change(manifests, *WRONG[said])
-    faults = faults_of(manifests)
-    assert any(said in fault for fault in faults), faults
+# --- resources --------------------------------------------------------------------------
 
 
-def test_a_setting_that_does_not_exist_is_found(tmp_path: Path) -> None:
-    folder = tmp_path / "kubernetes"
-    shutil.copytree(MANIFESTS, folder)
-    with (folder / "liveness.toml").open("a") as file:
-        file.write("max_user = 7\n")
-    (fault,) = faults_of(Manifests(folder))
-    assert "there is no setting limits.max_user" in fault
+def measured(report: str, scenario: str, name: str) -> float:
+    """A figure of the sidecar's in a report that is committed, in its own unit."""
+    figures = json.loads((ROOT / f"docs/results/{report}.json").read_text())["figures"]
+    wanted = {"scenario": scenario, "name": name, "system": "liveness"}
+    (found,) = (one for one in figures if wanted.items() <= one.items())
+    return float(found["value"])
 
 
-def test_an_image_from_elsewhere_replaces_the_local_one(tmp_path: Path) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is missing")
-    folder = tmp_path / "kubernetes"
-    shutil.copytree(MANIFESTS, folder)
-    file = folder / "kustomization.yaml"
-    hint = re.compile("^#images:\n(?:#  .*\n)+", re.M)
-    text, count = hint.subn(lambda it: it[0].replace("#", ""), file.read_text())
-    assert count == 1
-    file.write_text(text)
-    rendered = succeeded(ran("kubectl", "kustomize", folder))
-    images = re.findall(r" image: (\S+)", rendered)
-    assert images == [f"registry.example.com/liveness:{__version__}"] * 2
+def memory_bytes(config: Config) -> float:
+    """The memory with the most users and timers that the settings allow."""
+    million = measured("million", "logins", "server memory with all online")
+    storm = measured("million", "silence", "memory growth")
+    timers = min(config.timers.max_live, config.timers.max_loaded) * TIMER_BYTES
+    return (million + storm) * 1e6 * config.limits.max_users / 1e6 + timers
 
 
-def test_no_file_is_left_out() -> None:
-    named = set[Path]()
-    for folder in (MANIFESTS, MANIFESTS / "monitoring", MANIFESTS / "durable"):
-        file = folder / "kustomization.yaml"
-        said = yaml.safe_load(file.read_text())
-        names = said.get("resources", []) + [
-            name for one in said.get("configMapGenerator", []) for name in one["files"]
-        ]
-        named |= {file, *(folder / name for name in names)}
-    assert named == {path for path in MANIFESTS.rglob("*") if path.is_file()}
+def state_bytes(config: Config) -> float:
+    """The most disk space of the state: log, timers and temporary files."""
+    # A timer's payload and last message; its names, which are in an index too.
+    timer = 2 * MAX_TEXT_BYTES + 2 * (2 * MAX_KEY_BYTES + MAX_NAME_BYTES) + 200
+    timers = (config.timers.max_live + config.timers.max_ended) * timer
+    # The log is trimmed in steps, and a WAL cut back after a burst.
+    log = 1.5 * config.state.retention_bytes + 4 * WAL_BYTES
+    return log + timers + LISTS * config.limits.max_users * LINE_BYTES
+
+
+def test_memory_and_processor_suffice_for_what_was_measured() -> None:
+    asked = SIDECAR["resources"]
+    needed = memory_bytes(CONFIG)
+    assert quantity(asked["requests"]["memory"]) >= 1.25 * needed
+    assert quantity(asked["limits"]["memory"]) >= 2 * needed
+    for report in ("hundred-thousand", "million"):
+        steady = measured(report, "steady", "server CPU with 50 offlines a second")
+        assert quantity(asked["requests"]["cpu"]) >= 3 * steady / 100
+    probe = SIDECAR["startupProbe"]
+    ready_s = measured("million", "restart", "ready after kill -9")
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 20 * ready_s
+
+
+def test_volumes_hold_the_largest_state_and_its_backup() -> None:
+    largest = state_bytes(CONFIG)
+    (claim,) = DURABLE.one("StatefulSet")["spec"]["volumeClaimTemplates"]
+    state, backups = (
+        named(OURS.pod["volumes"], it)["emptyDir"]["sizeLimit"]
+        for it in ("state", "backups")
+    )
+    assert quantity(state) >= largest
+    assert quantity(claim["spec"]["resources"]["requests"]["storage"]) >= largest
+    assert quantity(backups) >= ROOM * largest + SPARE_BYTES
 
 
 def test_the_manual_has_the_figures_that_were_measured() -> None:
     text = (ROOT / "docs/deployment.md").read_text()
     told = text.split("\n### Resources\n")[1].split("\n### ")[0]
-    config = settings(Manifests(MANIFESTS))
     online = measured("million", "logins", "server memory with all online")
     storm = measured("million", "silence", "memory growth")
-    timers = config.timers.max_live * TIMER_BYTES / 1e6
+    timers = CONFIG.timers.max_live * TIMER_BYTES / 1e6
     steady = measured(
         "hundred-thousand", "steady", "server CPU with 50 offlines a second"
     )
@@ -217,87 +197,41 @@ def test_the_manual_has_the_figures_that_were_measured() -> None:
     assert f"online take {online:.0f} MB, {more} more" in told
     assert f"up to {timers:.0f}." in told
     assert f"take {steady:.1f} % of a core" in told
-    asked = sidecar(Manifests(MANIFESTS))["resources"]
+    asked = SIDECAR["resources"]
     memory = [asked[which]["memory"].replace("Mi", " MiB") for which in asked]
-    assert [*asked] == ["requests", "limits"]
     assert f"| memory | {memory[0]} | {memory[1]} |" in told
     assert f"| processor | {asked['requests']['cpu']} | none |" in told
 
 
 def test_no_token_is_in_the_repository() -> None:
-    kinds = {one["kind"] for one in Manifests(MANIFESTS).objects}
+    kinds = {one["kind"] for one in OURS.objects}
     known = {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}
     assert kinds == known
 
 
 # --- for a Prometheus operator --------------------------------------------------------
 
-
-@pytest.fixture(scope="module")
-def monitoring() -> Manifests:
-    return RENDERERS[-1](MANIFESTS / "monitoring")
+MONITORING: Final = Manifests(MANIFESTS / "monitoring")
 
 
 @pytest.mark.parametrize("name", ["recording", "alerts"])
-def test_the_operators_rules_are_those_of_prometheus(
-    monitoring: Manifests, name: str
-) -> None:
-    rule = monitoring.one("PrometheusRule", f"liveness-{name}")
-    assert rule.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    assert rule["apiVersion"] == "monitoring.coreos.com/v1"
-    expected = yaml.safe_load((RULES / f"{name}.yml").read_text())
-    assert rule["spec"] == expected, "run make rules"
+def test_the_operators_rules_are_those_of_prometheus(name: str) -> None:
+    rule = MONITORING.one("PrometheusRule", f"liveness-{name}")
+    file = ROOT / f"deploy/prometheus/{name}.yml"
+    assert rule["spec"] == yaml.safe_load(file.read_text()), "run make rules"
 
 
-def test_each_sidecar_is_scraped(monitoring: Manifests, tmp_path: Path) -> None:
-    monitor = monitoring.one("PodMonitor")
-    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
-    assert monitor["spec"].keys() == {"selector", "podMetricsEndpoints"}
-    stateful = Manifests(MANIFESTS).one("StatefulSet")["spec"]["template"]
-    labels = stateful["metadata"]["labels"].items()
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels
-    policy = monitoring.one("NetworkPolicy")["spec"]
-    assert policy["podSelector"]["matchLabels"].items() <= labels
-    assert policy["policyTypes"] == ["Ingress"]
+def test_each_sidecar_is_scraped_as_the_job_that_the_rules_know() -> None:
+    monitor = MONITORING.one("PodMonitor")["spec"]
+    labels = OURS.one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"] == labels
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("liveness", "/metrics")
+    job, instance = endpoint["relabelings"]
+    assert (job["targetLabel"], job["replacement"]) == ("job", "liveness")
+    assert instance["targetLabel"] == "instance"
+    policy = MONITORING.one("NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
     (allowed,) = policy["ingress"]
-    assert allowed["ports"] == [{"port": settings(Manifests(MANIFESTS)).http.port}]
-    assert allowed["from"] != []
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint.keys() == {"port", "path", "interval", "relabelings"}
-    assert endpoint["port"] in {
-        one["name"] for one in sidecar(Manifests(MANIFESTS))["ports"]
-    }
-    # As the operator writes it into the configuration of Prometheus.
-    relabelings = [
-        {re.sub("([A-Z])", r"_\1", key).lower(): it for key, it in one.items()}
-        for one in endpoint["relabelings"]
-    ]
-    found = {
-        "__meta_kubernetes_namespace": "prod",
-        "__meta_kubernetes_pod_name": "chat-0",
-    }
-    config = {
-        "scrape_configs": [
-            {
-                "job_name": "podMonitor/prod/liveness/0",
-                "metrics_path": endpoint["path"],
-                "scrape_interval": endpoint["interval"],
-                "relabel_configs": relabelings,
-                "static_configs": [{"targets": ["192.0.2.7:9874"], "labels": found}],
-            }
-        ]
-    }
-    file = tmp_path / "prometheus.yml"
-    file.write_text(yaml.safe_dump(config))
-    job = "podMonitor/prod/liveness/0"
-    told = promtool("check", "service-discovery", "--timeout=1s", str(file), job)
-    (target,) = json.loads(told)
-    assert target["labels"] == {
-        "__address__": "192.0.2.7:9874",
-        "__metrics_path__": "/metrics",
-        "__scheme__": "http",
-        "__scrape_interval__": "15s",
-        "__scrape_timeout__": "10s",
-        "instance": "prod/chat-0",
-        "job": "liveness",
-    }
+    assert allowed["ports"] == [{"port": CONFIG.http.port}]
+    assert allowed["from"]

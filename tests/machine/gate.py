@@ -31,6 +31,7 @@ CONCERNED_FILES: Final = (
 # calls iptables, nor names in them.
 NEEDED: Final = {
     "aardvark-dns": "aardvark-dns",
+    "iproute2": "ip",
     "iptables": "iptables",
     "mmdebstrap": "mmdebstrap",
     "netavark": "netavark",

@@ -1,20 +1,31 @@
-"""The image under a container engine: what the documents say of containers holds there."""
+"""The image under a container engine: what documents, manifests and compose.yml say holds.
+
+Of compose.yml Grafana is left out, as there is no package of it. Debian's Prometheus has
+the name of the image that compose.yml says.
+"""
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
+from urllib.parse import quote
 
 import pytest
+import yaml
 
+import liveness
+from tests.helpers.manifests import MANIFESTS, Manifests, environment, expanded
+from tests.helpers.needs import require
 from tests.helpers.pages import lines_typed, section
 from tests.helpers.tree import ROOT
-from tests.machine.podman import IMAGE, Podman, line_of, replaced
+from tests.machine.podman import IMAGE, Podman, kept, line_of, replaced
 from tests.system.sidecar import READY_S, eventually
 
 # Building takes half a minute, and the first time its bases as long again.
@@ -29,6 +40,16 @@ USERS: Final = 5_000
 # More than any memory limit here, a MiB at a time.
 HOG: Final = "kept = [bytearray(2**20) for _ in range(4096)]"
 RESTORED: Final = "this is a backup, restored: it begins a log of its own"
+TOKEN: Final = "a-token-of-a-test-only"
+URL: Final = "http://127.0.0.1:9874"
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """A Podman that has the sidecar's image."""
+    with kept(tmp_path_factory.mktemp("podman")) as made:
+        made.build(line_of("docs/deployment.md", "podman build"))
+        yield made
 
 
 @contextmanager
@@ -39,8 +60,12 @@ def serving(podman: Podman, **changes: str) -> Iterator[None]:
         wait_until_healthy(podman)
         yield
     finally:
-        podman("rm", "--force", "--time", "0", NAME)
-        podman("volume", "prune", "--force")
+        removed(podman, NAME)
+
+
+def removed(podman: Podman, name: str) -> None:
+    podman("rm", "--force", "--ignore", "--time", "0", name)
+    podman("volume", "prune", "--force")
 
 
 def wait_until_healthy(podman: Podman, restarts: int = 0) -> None:
@@ -60,6 +85,10 @@ def said(podman: Podman) -> str:
     """The output of the container."""
     done = podman.ran("podman", "logs", NAME)
     return done.stdout + done.stderr
+
+
+def process_of(podman: Podman) -> int:
+    return int(podman.inspect(NAME, ".State.Pid"))
 
 
 class Gateway:
@@ -104,6 +133,14 @@ def logins(podman: Podman) -> list[str]:
     return podman("exec", NAME, *log).splitlines()
 
 
+def lines_of(title: str) -> list[str]:
+    """The command lines in a section of the page about backups."""
+    return [*lines_typed(section("docs/backups.md", title))]
+
+
+# --- the image ----------------------------------------------------------------------
+
+
 def test_the_image_has_neither_a_compiler_nor_what_it_was_built_from(
     podman: Podman,
 ) -> None:
@@ -112,6 +149,9 @@ def test_the_image_has_neither_a_compiler_nor_what_it_was_built_from(
     search = f"find / -xdev \\( {named} \\); id -u; id -g"
     inside = podman("run", "--rm", "--entrypoint", "sh", IMAGE, "-c", search)
     assert inside.split() == ["9874", "9874"]
+    label = '.Config.Labels "org.opencontainers.image.version"'
+    assert podman.inspect(IMAGE, f"index {label}") == liveness.__version__
+    assert podman("run", "--rm", IMAGE, "version").endswith("wheel: compiled")
 
 
 def test_a_container_is_healthy_writes_in_its_volumes_and_ends(podman: Podman) -> None:
@@ -141,10 +181,6 @@ def test_users_are_right_after_a_kill_and_without_memory(podman: Podman) -> None
     assert (report["silent"], report["missed"], report["false"]) == (300, [], [])
 
 
-def process_of(podman: Podman) -> int:
-    return int(podman.inspect(NAME, ".State.Pid"))
-
-
 def test_a_backup_in_a_container_is_restored_as_the_manual_says(podman: Podman) -> None:
     backup, remove, unpack = lines_of("Containers")
     with serving(podman):
@@ -161,14 +197,97 @@ def test_a_backup_in_a_container_is_restored_as_the_manual_says(podman: Podman) 
         assert RESTORED in said(podman)
 
 
-def test_a_backup_in_a_pod_is_restored_as_the_manual_says(
-    podman: Podman, tmp_path: Path
+# --- a pod --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pod(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """Both containers of the manifests, on volumes as the kubelet would make them."""
+    manifests = Manifests(MANIFESTS)
+    folder = tmp_path_factory.mktemp("volumes")
+    group = manifests.pod["securityContext"]["fsGroup"]
+    for volume in (it["name"] for it in manifests.pod["volumes"]):
+        (folder / volume).mkdir()
+        if volume == "token":
+            (folder / volume / "token").write_text(TOKEN)
+            (folder / volume / "token").chmod(0o440)
+            os.chown(folder / volume / "token", 0, group)
+        elif volume == "settings":
+            shutil.copy(MANIFESTS / "liveness.toml", folder / volume)
+        os.chown(folder / volume, 0, group)
+        (folder / volume).chmod(0o2777)
+    try:
+        started(podman, folder, manifests, NAME, "none")
+        wait_until_healthy(podman)
+        started(podman, folder, manifests, "gateway", f"container:{NAME}")
+        yield podman
+    finally:
+        removed(podman, "gateway")
+        removed(podman, NAME)
+
+
+def started(
+    podman: Podman, volumes: Path, manifests: Manifests, name: str, network: str
 ) -> None:
-    # What the pod has beside the image's own; and `podman exec` for `kubectl exec`.
-    pod = {
-        "podman run ": "podman run --env LIVENESS_STATE_DIR=/var/lib/liveness/state "
-        "--volume liveness-backups:/var/backups/liveness "
-    }
+    """Start a container as the manifest has it."""
+    spec = manifests.container(name)
+    may = spec["securityContext"]
+    assert (may["readOnlyRootFilesystem"], may["capabilities"]) == (
+        True,
+        {"drop": ["ALL"]},
+    )
+    known = environment(spec)
+    program, *arguments = (expanded(word, known) for word in spec["command"])
+    podman(
+        *("run", "--detach", "--name", name, "--restart", "always", "--read-only"),
+        *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+        *("--user", f"{may['runAsUser']}:{may['runAsGroup']}", "--network", network),
+        *("--group-add", str(manifests.pod["securityContext"]["fsGroup"])),
+        *(f"--env={key}={value}" for key, value in known.items()),
+        *(
+            f"--volume={volumes / it['name']}:{it['mountPath']}"
+            + (":ro" if it.get("readOnly") else "")
+            for it in spec["volumeMounts"]
+        ),
+        *("--entrypoint", program, spec["image"], *arguments),
+    )
+
+
+def asked(pod: Podman, path: str, *headers: str) -> str:
+    """The status of the answer to a question from within the network of the pod."""
+    command = ["curl", "--silent", "--output", "/dev/null", "--write-out"]
+    command += ["%{http_code}", f"{URL}{path}"]
+    command += [word for header in headers for word in ("--header", header)]
+    return pod.within(process_of(pod)).ran(*command).stdout
+
+
+def test_probes_prometheus_and_other_pods_get_in(pod: Podman) -> None:
+    monitor = Manifests(MANIFESTS / "monitoring").one("PodMonitor")["spec"]
+    probes = [
+        it["httpGet"]
+        for key, it in Manifests(MANIFESTS).container(NAME).items()
+        if key.endswith("Probe")
+    ]
+    for probe in [*probes, *monitor["podMetricsEndpoints"]]:
+        assert asked(pod, probe["path"]) == "200", probe
+    bearer = f"Authorization: Bearer {TOKEN}"
+    assert asked(pod, "/v1/users", "Host: chat-0.chat.prod") == "401"
+    assert asked(pod, "/v1/users", "Host: chat-0.chat.prod", bearer) == "200"
+    assert asked(pod, "/v1/users", "Host: chat-1.chat", bearer) == "421"
+
+
+def test_each_container_of_a_pod_has_only_its_rights(pod: Podman) -> None:
+    mode = pod("exec", NAME, "stat", "-c", "%a %u", "/var/lib/liveness/state")
+    assert re.fullmatch("2?700 9874", mode)
+    touch = pod.ran("podman", "exec", "gateway", "touch", "/run/liveness/x", "/x")
+    assert touch.stderr.count("Read-only file system") == 2
+    refused = pod.ran("podman", "exec", "gateway", "liveness", "status")
+    assert "access.admin" in refused.stderr
+
+
+def test_a_backup_in_a_pod_is_restored_as_the_manual_says(
+    pod: Podman, tmp_path: Path
+) -> None:
     lines = [
         re.sub(
             r"^kubectl exec (-i )?chat-0 -c liveness --", rf"podman exec \1{NAME}", it
@@ -176,21 +295,122 @@ def test_a_backup_in_a_pod_is_restored_as_the_manual_says(
         for it in lines_of("Pods")
     ]
     *copies, unpack, exchange = lines
-    with serving(podman, **pod):
-        with Gateway(podman):
-            eventually(lambda: len(logins(podman)) == USERS)
-            before = logins(podman)
-            for line in copies:
-                listed = podman.typed(line, cwd=tmp_path)
-            assert "liveness.db" in listed
-        podman.typed(unpack, cwd=tmp_path)
-        # It ends the container and with it itself, perhaps before its exit code is known.
-        podman.ran("bash", "-c", exchange)
-        wait_until_healthy(podman, restarts=1)
-        assert logins(podman) == before
-        assert RESTORED in said(podman)
+    net = f"--net=/proc/{process_of(pod)}/ns/net"
+    with subprocess.Popen(
+        ["nsenter", net, "nc", "127.0.0.1", "9000"], stdin=subprocess.PIPE, text=True
+    ) as ada:
+        assert ada.stdin is not None
+        ada.stdin.write('{"login": "ada"}\n')
+        ada.stdin.flush()
+        eventually(lambda: len(logins(pod)) == 1)
+        for line in copies:
+            listed = pod.typed(line, cwd=tmp_path)
+        ada.kill()
+    assert "liveness.db" in listed
+    before = logins(pod)
+    pod.typed(unpack, cwd=tmp_path)
+    # It ends the container and with it itself, perhaps before its exit code is known.
+    pod.ran("bash", "-c", exchange)
+    wait_until_healthy(pod, restarts=1)
+    assert logins(pod) == before
+    assert RESTORED in said(pod)
 
 
-def lines_of(title: str) -> list[str]:
-    """The command lines in a section of the page about backups."""
-    return [*lines_typed(section("docs/backups.md", title))]
+# --- compose.yml --------------------------------------------------------------------
+
+# Every container starts, users log in, and Prometheus asks every five seconds.
+SEEN_S: Final = 60.0
+SERVICES: Final = ("sidecar", "gateway", "users", "prometheus")
+# As the official image has it: nobody's, and its program the entry point.
+PROMETHEUS: Final = """
+FROM {base}
+RUN install --directory --owner 65534 --group 65534 /prometheus
+USER 65534
+ENTRYPOINT ["/usr/bin/prometheus"]
+"""
+# Nearly all of the simulated users.
+QUERY: Final = quote('liveness_users_online{job="liveness"} > 40')
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of what compose.yml names, with a token."""
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    shutil.copytree(ROOT / "grafana", tmp_path / "grafana")
+    here = tmp_path / "deploy" / "container"
+    token = here / "token"
+    token.write_text(f"{TOKEN}\n")
+    token.chmod(0o640)
+    os.chown(token, 0, 9874)
+    # Where one limit is given, Podman raises the others, which takes a capability that not
+    # every root has.
+    file = here / "compose.yml"
+    limits = {"{nofile: 8192}": "{nofile: 8192, nproc: 8192}"}
+    file.write_text(replaced(file.read_text(), limits))
+    return here
+
+
+@pytest.fixture
+def inside(podman: Podman) -> Iterator[Podman]:
+    """The same in a network of its own, so that no port of this host is taken."""
+    with subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == b"up\n"
+        yield podman.within(holder.pid)
+        holder.stdin.close()
+
+
+def test_compose_starts_all_prometheus_sees_it_and_nothing_is_left(
+    podman: Podman, inside: Podman, folder: Path
+) -> None:
+    compose = require("podman-compose")
+    services = yaml.safe_load((folder / "compose.yml").read_text())["services"]
+    podman("tag", IMAGE, services["sidecar"]["image"])
+    base = podman.load("prometheus-base", "prometheus", "wget")
+    tag = services["prometheus"]["image"]
+    text = PROMETHEUS.format(base=base)
+    podman("build", "--quiet", "--network", "none", "--tag", tag, "-", input=text)
+
+    def composed(*words: str) -> None:
+        done = inside.ran(compose, *words, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def fetched(url: str, token: str = "") -> str:
+        bearer = ["--header", f"Authorization: Bearer {token}"] if token else []
+        return inside.ran("curl", "--silent", *bearer, url).stdout
+
+    composed("up", "--detach", *SERVICES)
+    try:
+        eventually(
+            lambda: (
+                '"sidecar:9874"'
+                in fetched(f"http://127.0.0.1:9090/api/v1/query?query={QUERY}")
+            ),
+            lambda: logs(podman),
+            SEEN_S,
+        )
+        assert "token" in fetched(f"{URL}/v1/users")
+        assert '"users"' in fetched(f"{URL}/v1/wheel", TOKEN)
+        # Another token, in the file that is mounted.
+        other = token_hex()
+        (folder / "token").write_text(other)
+        (sidecar,) = podman("ps", "--quiet", "--filter", "name=sidecar").split()
+        podman("kill", "--signal", "HUP", sidecar)
+        eventually(lambda: '"users"' in fetched(f"{URL}/v1/wheel", other))
+    finally:
+        composed("down", "--volumes")
+    named = ("--filter", "label=io.podman.compose.project")
+    assert inside("ps", "--all", "--quiet", *named) == ""
+    assert inside("volume", "ls", "--quiet", *named) == ""
+
+
+def logs(podman: Podman) -> str:
+    """What all containers have printed."""
+    every = podman("ps", "--all", "--quiet").split()
+    done = [podman.ran("podman", "logs", "--tail", "20", one) for one in every]
+    return "\n".join(one.stdout + one.stderr for one in done)
