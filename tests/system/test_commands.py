@@ -13,7 +13,7 @@ from liveness.cli.main import main
 from tests.system.sidecar import Sidecar, eventually
 
 # None of them would do as it is in a URL or on a command line.
-ODD_KEYS = ["a key/with?odd&=#%+;", "заказ 17 🕒", "-", "--json", "none", "a\\b'"]
+ODD_KEYS = ["a key/with?odd&=#%+;'\\ заказ 🕒", "--json"]
 
 Run = Callable[..., tuple[int, str, str]]
 

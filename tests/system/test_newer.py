@@ -3,19 +3,13 @@
 The decision itself is tested in `tests/core/sessions/test_presence.py`.
 """
 
-import signal
-from functools import partial
 from itertools import permutations
-from pathlib import Path
 from time import CLOCK_MONOTONIC, clock_gettime, time_ns
 
-import anyio
 import pytest
 
-import liveness
-from tests.system.client import SOON_S, Client
-from tests.system.conftest import Start
-from tests.system.sidecar import Sidecar, eventually
+from tests.system.client import Client
+from tests.system.sidecar import Sidecar
 
 
 def monotonic() -> float:
@@ -26,13 +20,6 @@ def clocks(shift_s: float = 0.0) -> list[float]:
     """The clocks in a gateway's hello; *shift_s* is that of a time namespace."""
     unix_s = time_ns() / 1e9
     return [monotonic() + shift_s, unix_s]
-
-
-def stop(sidecar: Sidecar) -> None:
-    """Stop the process, and return once it does not run any more."""
-    sidecar.signal(signal.SIGSTOP)
-    status = Path(f"/proc/{sidecar.process.pid}/stat")
-    eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
 
 
 def linked(sidecar: Sidecar, name: str, shift_s: float = 0.0) -> Client:
@@ -52,35 +39,6 @@ def test_of_connections_that_began_at_one_moment_the_login_read_later_wins(
             link.apply("login", uid, {"conn": conn, "began": began})
         ((*_, conn),) = second.where(uid)
         assert conn == 1
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_newer_connection_wins_that_the_library_reports(
-    start: Start, backend: str
-) -> None:
-    sidecar = start()
-
-    async def main() -> None:
-        connect = partial(liveness.connect, sidecar.socket)
-        async with connect(name="g") as newer, connect(name="h") as older:
-            # Of all links the one read longest ago is read first: so h's is read last.
-            for number, gateway in enumerate((newer, older)):
-                gateway.login(f"first {number}", conn=number)
-                await gateway.flush()
-            stop(sidecar)
-            older.login("u", conn=11)
-            newer.login("u", conn=12)
-            with anyio.fail_after(SOON_S):
-                while newer.stats().pending or older.stats().pending:  # noqa: ASYNC110
-                    await anyio.sleep(0.005)
-            sidecar.signal(signal.SIGCONT)
-            await newer.flush()
-            await older.flush()
-            watcher = sidecar.watcher()
-            ((_uid, name, _session, conn),) = watcher.where("u")
-            assert (name, conn) == ("g", 12)
-
-    anyio.run(main, backend=backend)
 
 
 @pytest.mark.parametrize(
