@@ -1,168 +1,120 @@
-"""A gateway of `liveness.connect` as a process, to be killed, frozen and delayed.
+"""A gateway that a thread keeps talking: now and then, or as fast as its socket takes it.
 
-Run as a program it follows the orders on its standard input, and prints what it gets, a
-JSON line each.
+It knows the wire contract and nothing of this package, reads all the while, and does not
+reconnect.
 """
 
-import json
-import os
-import queue
-import subprocess
-import sys
+import select
+import signal
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, Final, Self
 
-import anyio
-from anyio.abc import TaskGroup
+from tests.helpers.wire import Frame, Record, packed
+from tests.system.client import SOON_S
+from tests.system.sidecar import Sidecar
 
-import liveness
-from tests.helpers.tree import ROOT
-from tests.system.sidecar import SOON_S, Sidecar
+EVERY_S: Final = 0.05
+# What is offered to the socket at once by one who does not pause.
+FLOOD_BYTES: Final = 1 << 18
+LOOK_EVERY_S: Final = 0.1  # whether it is to end
+BATCH: Final = 1_000
 
-EVERY_S: Final = 0.1  # between keepalives of users who talk
+Users = Sequence[tuple[str, int]]  # by uid and conn
 
-Line = dict[str, Any]
+
+@contextmanager
+def standing_still(sidecar: Sidecar) -> Iterator[float]:
+    """Has the sidecar stand still; the moment from which on it does."""
+    sidecar.signal(signal.SIGSTOP)
+    try:
+        yield perf_counter()
+    finally:
+        sidecar.signal(signal.SIGCONT)
+
+
+def frames(event: str, users: Users, batch: int = BATCH, **options: Any) -> list[Frame]:
+    """Frames that report an event of each of these users."""
+    parts = [users[n : n + batch] for n in range(0, len(users), batch)]
+    return [
+        [
+            event,
+            [uid for uid, _ in part],
+            {**options, "conn": [conn for _, conn in part]},
+        ]
+        for part in parts
+    ]
 
 
 class Gateway:
-    """The process, as a test has it.
+    """The gateway, from its hello on.
 
     Args:
-        sidecar: The sidecar it connects to.
+        sidecar: Where it connects.
         name: Its name.
-        backend: The event loop it runs on.
-        fresh: As in `connect`.
-        timeout: As in `connect`.
-        is_stuck: It never finishes the first end that it gets.
     """
 
-    def __init__(
-        self,
-        sidecar: Sidecar,
-        name: str,
-        *,
-        backend: str = "trio",
-        fresh: bool | None = None,
-        timeout: float | None = None,
-        is_stuck: bool = False,
-    ) -> None:
-        options: dict[str, Any] = {"path": str(sidecar.socket), "name": name}
-        options |= {"fresh": fresh, "timeout": timeout}
-        facts: tuple[object, ...] = (options, is_stuck)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, backend, *map(json.dumps, facts)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+    def __init__(self, sidecar: Sidecar, name: str) -> None:
+        self.errors = list[dict[str, Any]]()
+        self.is_full = threading.Event()  # its socket takes no more
+        self._link = sidecar.gateway(name, ack=False)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._data = b""
+        self._every_s = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self.kill()
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(SOON_S)
+        self._link.close()
 
-    def login(self, *users: tuple[str, int], timeout: float | None = None) -> None:
-        """Has it log in these users, by uid and conn, and waits until that is applied."""
-        self._order("login", users, timeout)
-        self.told("flushed")
+    @property
+    def records(self) -> list[Record]:
+        """All that it has received."""
+        return self._link.records
+
+    def login(self, *users: tuple[str, int], **options: Any) -> None:
+        """Logs in these users, and waits until that is applied; before it talks."""
+        self._link.send_bytes(packed(*frames("login", users, **options)))
+        self._link.sync()
 
     def talk(self, *users: tuple[str, int]) -> None:
-        """Has it report these users alive from now on."""
-        self._order("talk", users)
+        """Reports these users alive from now on."""
+        self.repeat(frames("keepalive", users))
 
-    def hold_up(self, seconds: float) -> None:
-        """Has it block its event loop."""
-        self._order("hold up", seconds)
+    def repeat(self, again: Sequence[Frame], every_s: float = EVERY_S) -> None:
+        """Sends these frames again and again; 0 is as fast as the socket takes them."""
+        self._data, self._every_s = packed(*again), every_s
+        if not every_s:
+            self._data *= max(1, FLOOD_BYTES // len(self._data))
+        self._thread.start()
 
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            next_at = perf_counter() + self._every_s
+            left = memoryview(self._data)
+            while left and not self._is_over.is_set():
+                sent = self._link.offer(left)
+                left = left[sent:]
+                if not sent:
+                    self.is_full.set()
+                    select.select([self._link], [self._link], [], LOOK_EVERY_S)
+                self._take()
+            while (left_s := next_at - perf_counter()) > 0:
+                select.select([self._link], [], [], left_s)
+                self._take()
 
-    def told(self, event: str) -> Line:
-        """Waits for its next line, which is this one."""
-        line = self._lines.get(timeout=SOON_S)
-        assert line["event"] == event, line
-        return line
-
-    def end(self) -> tuple[str, int, str]:
-        """Waits for its next line, which is an end: uid, conn, reason."""
-        line = self.told("end")
-        return line["uid"], line["conn"], line["reason"]
-
-    def kill(self) -> None:
-        """Ends it as a crash would."""
-        self._process.kill()
-        self._process.wait(SOON_S)
-        self._reader.join(SOON_S)
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-
-    def _order(self, *order: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for text in self._process.stdout:
-            self._lines.put(json.loads(text))
-        self._lines.put({"event": "end of the process"})
-
-
-# --- the program -------------------------------------------------------------------
-
-
-async def _serve(options: dict[str, Any], is_stuck: bool) -> None:
-    async with (
-        liveness.connect(**options) as sidecar,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(_tell_ends, sidecar, is_stuck)
-        async for line in anyio.wrap_file(sys.stdin):
-            await _follow(json.loads(line), sidecar, tasks)
-
-
-async def _follow(
-    order: list[Any], sidecar: liveness.Sidecar, tasks: TaskGroup
-) -> None:
-    match order:
-        case ["login", users, timeout]:
-            for uid, conn in users:
-                sidecar.login(uid, conn=conn, timeout=timeout)
-            await sidecar.flush()
-            _tell("flushed")
-        case ["talk", users]:
-            tasks.start_soon(_talk, sidecar, users)
-        case ["hold up", seconds]:
-            time.sleep(seconds)  # noqa: ASYNC251 - that is the point
-        case _:
-            raise ValueError(order)
-
-
-async def _tell_ends(sidecar: liveness.Sidecar, is_stuck: bool) -> None:
-    async for end in sidecar.ended():
-        _tell("end", uid=end.uid, conn=end.conn, reason=end.reason)
-        if is_stuck:
-            await anyio.sleep_forever()
-
-
-async def _talk(sidecar: liveness.Sidecar, users: Sequence[tuple[str, int]]) -> None:
-    while True:
-        for uid, conn in users:
-            sidecar.keepalive(uid, conn=conn)
-        await anyio.sleep(EVERY_S)
-
-
-def _tell(event: str, **facts: object) -> None:
-    os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    anyio.run(_serve, *map(json.loads, sys.argv[2:]), backend=sys.argv[1])
+    def _take(self) -> None:
+        while select.select([self._link], [], [], 0)[0]:
+            frame = self._link.receive()
+            if frame is None:
+                self._is_over.set()
+                return
+            if frame[0] == "error":
+                self.errors.append(frame[1])
