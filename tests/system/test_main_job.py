@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from tests.helpers.wire import Record, packed
+from tests.helpers.wire import Record
 from tests.system.client import SOON_S, Client
 from tests.system.sidecar import Sidecar
 
@@ -167,55 +167,3 @@ def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_
     new.apply("logout", "late", {"conn": 9})
     (offline,) = watcher.take(1)
     assert (offline["reason"], offline["session"]) == ("logout", moved["seq"])
-
-
-def test_a_late_logout_of_an_older_conn_does_not_end_the_newer_one_of_its_gateway(
-    sidecar: Sidecar,
-) -> None:
-    link = sidecar.gateway("twice", kinds=["online", "offline", "moved"])
-    before = {why: ignored(sidecar, why) for why in ("other_conn", "older")}
-    link.send("login", "u-twice", {"conn": 1})
-    link.send("login", "u-twice", {"conn": 2})
-    link.send("logout", "u-twice", {"conn": 1})
-    link.send("keepalive", "u-twice", {"conn": 1})
-    link.send("login", "u-twice", {"conn": 1, "age": 3600})
-    online, moved = link.take(2)
-    assert (moved["from_conn"], moved["conn"]) == (1, 2)
-    assert moved["from_session"] == online["seq"]
-    assert link.where("u-twice") == [["u-twice", "twice", moved["seq"], 2]]
-    assert ignored(sidecar, "other_conn") == before["other_conn"] + 2
-    assert ignored(sidecar, "older") == before["older"] + 1
-    link.send("logout", "u-twice", {"conn": 2})
-    (offline,) = link.take(1)
-    assert (offline["conn"], offline["session"]) == (2, moved["seq"])
-
-
-def test_a_keepalive_of_an_unknown_user_opens_a_session_and_says_so(
-    sidecar: Sidecar,
-) -> None:
-    link = sidecar.gateway("healing", kinds=["online"])
-    link.send("keepalive", "healed-1", {"conn": 5})
-    link.send("message", ["healed-2"])
-    told = [(r["uid"], r["reason"], r.get("conn")) for r in link.take(2)]
-    assert told == [("healed-1", "keepalive", 5), ("healed-2", "message", None)]
-
-
-def test_broken_bytes_close_their_link_only_and_end_nobody(sidecar: Sidecar) -> None:
-    watcher = sidecar.watcher("broken-w")
-    broken, other = sidecar.gateway("broken-a"), sidecar.gateway("broken-b")
-    other.send("login", "b-1")
-    broken.send_bytes(packed(["login", ["a-1", "a-2"]]) + b"\xc1garbage")
-    assert broken.refusal()["code"] == "bad-msgpack"
-    assert broken.receive() is None
-    other.apply("login", "b-2")
-    again = sidecar.gateway("broken-a")
-    again.apply("keepalive", ["a-1", "a-2"])
-    found = {
-        uid: gateway for uid, gateway, *_ in other.where("a-1", "a-2", "b-1", "b-2")
-    }
-    assert found == {
-        "a-1": "broken-a", "a-2": "broken-a", "b-1": "broken-b", "b-2": "broken-b",
-    }  # fmt: skip
-    assert {r["kind"] for r in watcher.take(4)} == {"online"}
-    assert not other.records
-    assert not again.records

@@ -7,41 +7,26 @@ scripted one. What time they take passes there too.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final
 
 import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from liveness.core.cursors import CursorRow
-from liveness.core.limits import Limits
 from liveness.core.records import Record as Decided
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.system.client import Client
 from tests.system.conftest import Start
 from tests.system.sidecar import Line, Sidecar, eventually
 from tests.system.test_delivery import (  # noqa: F401
-    test_a_gap_comes_whatever_kinds_were_asked_for,
-    test_a_gateway_gets_a_gap_only_if_a_deleted_record_concerned_it,
-    test_a_gateway_without_acks_gets_what_came_while_it_was_away,
     test_a_hello_may_name_where_to_read_on,
     test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
-    test_a_reader_from_another_log_begins_at_the_oldest_record_kept,
     test_a_reader_with_a_cursor_learns_whether_its_name_was_known,
-    test_a_watcher_without_acks_has_no_cursor_and_one_with_them_has,
-    test_hard_uids_stay_distinct_in_every_frame_and_over_a_crash,
-    test_list_gives_a_gateway_its_own_and_a_watcher_everyone,
-    test_reading_on_from_a_named_place_leaves_the_stored_cursor_alone,
     test_watchers_see_what_they_asked_for,
     test_what_was_not_acknowledged_comes_again_after_a_reconnect,
-    test_where_finds_online_users_of_every_gateway_and_no_others,
 )
 from tests.system.test_main_job import (  # noqa: F401
-    test_a_keepalive_of_an_unknown_user_opens_a_session_and_says_so,
-    test_a_late_logout_of_an_older_conn_does_not_end_the_newer_one_of_its_gateway,
     test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_session,
-    test_broken_bytes_close_their_link_only_and_end_nobody,
 )
 from tests.system.test_refusals import (  # noqa: F401
     MOST_REFUSED,
@@ -49,18 +34,10 @@ from tests.system.test_refusals import (  # noqa: F401
     online,
     test_a_bad_frame_is_refused_and_the_link_goes_on,
     test_a_bad_stream_ends_its_link,
-    test_a_gateway_that_reads_all_its_pongs_is_never_refused,
-    test_a_newer_link_of_the_same_name_replaces_the_older_after_what_that_had_sent,
-    test_a_watcher_that_sends_events_is_refused_them_and_goes_on,
-    test_an_ack_is_taken_below_next_and_refused_at_it,
-    test_bad_uids_count_as_refused_frames,
-    test_each_bad_frame_of_a_run_is_refused_by_its_own_number,
     test_too_many_refused_frames_end_the_link_and_what_follows_is_not_applied,
     test_without_a_good_hello_the_link_ends,
 )
 from tests.system.test_restart import (  # noqa: F401
-    test_a_fresh_gateway_ends_its_old_sessions_before_anything_else,
-    test_a_fresh_gateway_ends_no_session_of_another_gateway,
     test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
     test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now,
     test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse,
@@ -68,13 +45,8 @@ from tests.system.test_restart import (  # noqa: F401
 )
 from tests.system.test_timers import (  # noqa: F401
     test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext,
-    test_a_run_that_was_not_acknowledged_comes_again_after_a_reconnect,
     test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
     test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given,
-    test_a_watcher_has_no_timers,
-    test_the_same_key_again_replaces_and_fires_once_with_the_newer_payload,
-    test_timers_of_others_come_only_with_scope_all_and_their_kind,
-    test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once,
 )
 
 SOON_S: Final = 30.0
@@ -159,31 +131,6 @@ def start(sidecar: Scripted) -> Start:
 @pytest.fixture
 def name() -> str:
     return "gw"
-
-
-@pytest.fixture
-def tight(sidecar: Scripted) -> Scripted:
-    """One with few timers."""
-    sidecar.kill()
-    host = sidecar.script._host
-    host.config = replace(host.config, limits=Limits(max_refused=MOST_REFUSED))
-    return sidecar.start()
-
-
-@pytest.fixture
-def aged(sidecar: Scripted) -> Scripted:
-    """One that has let go all but the last of eight old records."""
-    sidecar.kill()
-    disk = sidecar.script._host.disk
-    disk.records = [
-        Decided(seq, "offline", f"u-{seq}", gateway, seq, None, "logout", 1)
-        for seq, gateway in enumerate(["left"] * 3 + ["right"] * 5, start=1)
-    ]
-    disk.first = 8
-    disk.cursors = {
-        ("gateway", name): CursorRow(3, 0, None) for name in ("left", "right")
-    }
-    return sidecar.start()
 
 
 @pytest.fixture
