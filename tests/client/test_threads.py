@@ -1,0 +1,77 @@
+"""`connect_sync`: a gateway of threads, beside a scripted sidecar."""
+
+import threading
+from collections.abc import Iterator
+from math import inf, nan
+
+import anyio
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+import liveness
+from liveness.testing import ScriptedSidecar, scripted_sidecar
+from tests.helpers.log_peer import SOON_S
+
+
+@pytest.fixture
+def portal() -> Iterator[BlockingPortal]:
+    with start_blocking_portal("trio") as started:
+        yield started
+
+
+@pytest.fixture
+def script(portal: BlockingPortal) -> Iterator[ScriptedSidecar]:
+    with portal.wrap_async_context_manager(scripted_sidecar(within=SOON_S)) as script:
+        yield script
+
+
+def test_an_end_is_given_again_to_the_next_loop_until_it_is_finished(
+    script: ScriptedSidecar, portal: BlockingPortal
+) -> None:
+    with liveness.connect_sync(script.path, name="gw") as gateway:
+        gateway.login("ada", conn=1)
+        gateway.flush()
+        portal.call(script.pass_time, 31)
+        for end in gateway.ended():
+            assert (end.uid, end.conn, end.reason) == ("ada", 1, "silence")
+            break
+        # The loop was left without coming back.
+        assert next(gateway.ended()) == end
+
+
+def test_leaving_writes_the_last_reports_and_ends_every_loop(
+    script: ScriptedSidecar, portal: BlockingPortal
+) -> None:
+    taken = list[liveness.End]()
+    with liveness.connect_sync(script.path, name="gw") as gateway:
+        thread = threading.Thread(target=lambda: taken.extend(gateway.ended()))
+        thread.start()
+        gateway.login("ada", conn=1)
+        gateway.message("eve", conn=2)  # of no connection that is open
+    thread.join(SOON_S)
+    assert (thread.is_alive(), taken) == (False, [])
+    portal.call(script.online, "ada")
+    for wait in (gateway.flush, gateway.connected):
+        with pytest.raises(anyio.ClosedResourceError):
+            wait()
+    assert list(gateway.ended()) == []
+
+
+@pytest.mark.parametrize("age", [-1, nan, inf])
+def test_an_age_that_cannot_be_raises_and_nothing_is_reported(
+    script: ScriptedSidecar, age: float
+) -> None:
+    with liveness.connect_sync(script.path, name="gw") as gateway:
+        with pytest.raises(liveness.ReportError, match="0 seconds or more"):
+            gateway.login("ada", conn=1, age=age)
+        assert gateway.stats().open == 0
+
+
+def test_waiting_in_the_event_loops_own_thread_is_an_error_that_says_so(
+    script: ScriptedSidecar,
+) -> None:
+    with (
+        liveness.connect_sync(script.path, name="gw") as gateway,
+        pytest.raises(RuntimeError, match="from the event loop thread"),
+    ):
+        gateway._portal.call(gateway.connected)
