@@ -1,8 +1,11 @@
 """A disk that is really full, and one whose writes and syncs fail: both heal."""
 
 import errno
+import json
 import os
+import resource
 import shutil
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -31,14 +34,18 @@ from tests.helpers import disk
 from tests.helpers.needs import require
 from tests.helpers.record_batches import batch_of
 from tests.system.conftest import Start
-from tests.system.sidecar import Sidecar
-from tests.system.test_disk import crowd, readiness_until, uids
+from tests.system.sidecar import Sidecar, eventually
 
 DISK_MIB: Final = 16
 # Of these a commit finds no room in the WAL that there is, nor in what the table has.
 LATE: Final = 4_000
 TIMERS: Final = 200
+LONG: Final = "x" * 200
 PAYLOAD: Final = {"payload": "x" * 4_000}
+
+STOP_S: Final = 5.0
+# A file may grow no further than this: less than the database has already.
+FULL_BYTES: Final = 4_096
 
 LOG_FAILS: Final = (
     "the log cannot be written; nothing is dropped, it is tried again every second: "
@@ -127,6 +134,24 @@ def failing(sidecar: Sidecar, call: str) -> Iterator[Callable[[], None]]:
 # --- processes on both --------------------------------------------------------------------
 
 
+def crowd(prefix: str, size: int) -> list[str]:
+    return [f"{prefix}{n}{LONG}" for n in range(size)]
+
+
+def readiness_until(sidecar: Sidecar, wanted: int) -> list[str]:
+    """Waits until `/readyz` answers this; why it is not ready."""
+    answer = (0, "")
+
+    def is_so() -> bool:
+        nonlocal answer
+        answer = sidecar.get("/readyz")
+        return answer[0] == wanted
+
+    eventually(is_so, lambda: str(answer))
+    why: list[str] = json.loads(answer[1])["why"]
+    return why
+
+
 def is_survived(
     sidecar: Sidecar, trouble: AbstractContextManager[Callable[[], None]]
 ) -> None:
@@ -178,7 +203,7 @@ def is_survived(
     sidecar.line("the timers' table is written again")
     told = watcher.take(LATE)
     assert [record["seq"] for record in told] == [*range(101, 101 + LATE)]
-    assert uids(told, "online") == late
+    assert [record["uid"] for record in told] == late
     sidecar.kill()
     is_all_there(sidecar, early + late, timers=TIMERS + 1)
 
@@ -212,38 +237,29 @@ def test_a_disk_that_fails_is_said_loses_nothing_and_heals_by_itself(
     is_survived(sidecar, failing(sidecar, call))
 
 
-def test_with_a_disk_that_fails_now_and_then_each_pong_is_true(
-    on_failing_disk: Sidecar,
+def test_a_stop_while_the_disk_is_full_says_bye_and_takes_no_longer_than_any(
+    start: Start,
 ) -> None:
-    sidecar = on_failing_disk.start()
-    gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
-    ponged = 0
-    fail(sidecar, write=0.02, sync=0.25)
-    failures = 0.0
-    while failures < 3 or ponged < 5:
-        gateway.send("login", f"user-{ponged}")
-        gateway.apply("after", f"key-{ponged}", 86_400)
-        # It is on disk for every reader.
-        assert sidecar.rows("select max(last) from log") == [(ponged + 1,)]
-        ponged += 1
-        failures = sum(
-            sidecar.metric("liveness_write_failures_total", what=what)
-            for what in ("log", "timers")
-        )
-    sidecar.kill()
-    assert [it["seq"] for it in watcher.take(ponged)] == [*range(1, ponged + 1)]
-    is_all_there(sidecar, [f"user-{n}" for n in range(ponged)], timers=ponged)
-
-
-def test_a_full_filesystem_at_the_start_is_told_and_nothing_is_touched(
-    small_disk: Path,
-) -> None:
-    with Sidecar(small_disk) as sidecar, filled(small_disk):
-        sidecar.state.mkdir()
-        code, line = sidecar.refused_start()
-        assert code == 1
-        assert f"{sidecar.database}: " in line
-        assert "make room" in line
+    sidecar = start(60)
+    gateway = sidecar.gateway("g")
+    gateway.apply("login", crowd("kept", 500))
+    # No file of the sidecar may grow any more, as on a full disk.
+    _, hard = resource.prlimit(sidecar.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(sidecar.pid, resource.RLIMIT_FSIZE, (FULL_BYTES, hard))
+    gateway.send("login", crowd("lost", 2_000))
+    gateway.send("ping", "after the login")
+    (why,) = readiness_until(sidecar, 503)
+    assert why.startswith("the log cannot be written: ")
+    sidecar.signal(signal.SIGTERM)
+    # No pong came: so the gateway sends it all again.
+    assert gateway.expect("bye") == [{"reason": "the sidecar stops"}]
+    assert sidecar.ended(STOP_S) == 0
+    line = sidecar.line(
+        "stopped before the log could be written; gateways send again what no pong "
+        "covered"
+    )
+    assert line["pending"] >= 2_000
+    assert sidecar.start().line("ready")["users"] == 500
 
 
 # --- the reserve, on a small filesystem ----------------------------------------------------
