@@ -83,17 +83,6 @@ def admin(sidecar: Sidecar, person: Person, page: str = "/v1/gateways") -> int:
 # --- the sidecar is root's ----------------------------------------------------
 
 
-def test_by_default_the_kernel_keeps_everyone_out_but_root(
-    start: Start, as_person: As
-) -> None:
-    sidecar = start()
-    as_person(sidecar, ROOT_USER).hello("gw-1")
-    for path in (sidecar.socket, sidecar.admin):
-        with pytest.raises(PermissionError):
-            STRANGER.connect(path)
-    assert admin(sidecar, ROOT_USER) == 200
-
-
 def test_a_socket_open_to_all_still_serves_only_those_who_are_allowed(
     start: Start, as_person: As
 ) -> None:

@@ -7,10 +7,6 @@ from typing import Any, Final
 import pytest
 from jsonschema import Draft202012Validator
 
-import liveness
-from liveness.cli.main import main
-from liveness.client.question_link import HostSession
-from liveness.errors import ReportError
 from liveness.service.http.http_server import PAGE
 from tests.cluster.hosts import There, publish
 from tests.helpers.redis_servers import RedisServer, redis_server
@@ -24,8 +20,6 @@ THERE: Final = (
     There("bob"),
     There("zoe", "gw-2", 45, 3_000, "/desk"),
 )
-
-Explain = Callable[..., tuple[int, str, str]]
 
 
 def host_a(start: Callable[..., Sidecar], redis: RedisServer) -> Sidecar:
@@ -47,15 +41,6 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
 
     with redis_server() as redis, host_a(start, redis) as running:
         yield running
-
-
-@pytest.fixture
-def explain(capsys: pytest.CaptureFixture[str]) -> Explain:
-    def run(sidecar: Sidecar, *arguments: str) -> tuple[int, str, str]:
-        code = main(["explain", f"--socket={sidecar.socket}", *arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def shown(body: bytes, schema: str) -> Any:
@@ -86,20 +71,6 @@ def test_a_gateway_learns_on_which_host_a_user_is(sidecar: Sidecar) -> None:
     assert gateway.expect("where") == [[["ada", "gw-1", 1, 5]]]
 
 
-def test_the_library_asks_about_all_hosts_and_about_this_one(sidecar: Sidecar) -> None:
-    with liveness.watch_sync(sidecar.socket) as watch:
-        assert watch.where(["ada", "bob"]) == [("ada", "gw-1", 1, 5)]
-        found = watch.anywhere(["bob", "zoe/desk", "eve"])
-        assert found == [
-            HostSession("bob", "gw", 1, None, "b", 1_000),
-            HostSession("zoe/desk", "gw-2", 45, None, "b", 3_000),
-        ]
-        assert found.partial is None
-        assert watch.online(["ada", "bob"]) == {"ada"}
-        uids = ["ada", "bob", "zoe", "eve"]
-        assert watch.online(uids, anywhere=True) == {"ada", "bob", "zoe"}
-
-
 def test_http_shows_what_redis_knows(sidecar: Sidecar) -> None:
     desk = {"host": "b", "gateway": "gw-2", "session": 45, "since": 3_000}
     for door in ("http", "admin"):
@@ -112,20 +83,8 @@ def test_http_shows_what_redis_knows(sidecar: Sidecar) -> None:
         assert shown(body, "ClusterWhere") == {"users": rows}
 
 
-def test_explain_shows_both_views(sidecar: Sidecar, explain: Explain) -> None:
-    code, said, _ = explain(sidecar, "bob")
-    here, anywhere = said.splitlines()
-    assert here.startswith("offline")
-    assert anywhere.startswith("on all hosts: online on b through gw since 1970-01-01 ")
-    assert code == 0
-    code, said, _ = explain(sidecar, "eve")
-    assert (code, said.splitlines()[1]) == (1, "on all hosts: offline")
-    cluster = json.loads(explain(sidecar, "bob", "--json")[1])["cluster"]
-    assert [row["host"] for row in cluster["hosts"]] == ["b"]
-
-
 def test_without_redis_all_answers_have_this_host_and_say_so(
-    start: Start, redis: RedisServer, explain: Explain
+    start: Start, redis: RedisServer
 ) -> None:
     sidecar = host_a(start, redis)
     gateway = sidecar.gateway("gw-3")
@@ -136,21 +95,10 @@ def test_without_redis_all_answers_have_this_host_and_say_so(
     assert terms == ANYWHERE | {"partial": "slow"}
     redis.resume()
     redis.kill()
-    with liveness.watch_sync(sidecar.socket) as watch:
-        found = watch.anywhere(["ada", "bob"])
-        assert [row.host for row in found] == ["a"]
-        assert found.partial == "away"
-        assert watch.online("ada", anywhere=True) == {"ada"}
-        with pytest.raises(ReportError, match="which are not known now \\(away\\)"):
-            watch.online(["ada", "bob"], anywhere=True)
     response, body = sidecar.ask(
         "http", "POST", "/v1/cluster/where", b'{"uids": ["ada"]}'
     )
     assert response.status == 503
     error = shown(body, "Error")["error"]
     assert error.startswith("Redis cannot be asked: ")
-    code, said, _ = explain(sidecar, "ada")
-    here, anywhere = said.splitlines()
-    assert (code, here[:20]) == (0, "online through gw-1 ")
-    assert anywhere.startswith("on all hosts: not known now: Redis cannot be asked: ")
     assert sidecar.ask("http", "GET", "/readyz")[0].status == 200

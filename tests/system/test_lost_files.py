@@ -24,25 +24,6 @@ def ready(sidecar: Sidecar) -> tuple[int, str]:
     return sidecar.get("/readyz")
 
 
-def test_sockets_that_were_removed_are_made_anew_and_links_go_on(make: Start) -> None:
-    sidecar = make(socket_mode="0600").start()
-    early = sidecar.gateway("early")
-    for path in (sidecar.socket, sidecar.admin):
-        path.unlink()
-    sidecar.line("ready")
-    for path in (sidecar.socket, sidecar.admin):
-        eventually(path.is_socket)
-        assert path.stat().st_mode & 0o777 == 0o600
-    for name in ("gateway", "admin"):
-        sidecar.metric_until(lambda it: it == 1, "liveness_files_lost_total", file=name)
-    late = sidecar.gateway("late")
-    for gateway in (early, late):
-        gateway.apply("login", f"of-{gateway}", {"conn": 1})
-    assert sidecar.get("/readyz", admin=True)[0] == 200
-    assert sidecar.stop() == 0
-    assert not sidecar.socket.exists()
-
-
 def test_the_state_that_was_removed_is_said_and_can_be_copied_out(make: Start) -> None:
     sidecar = make().start()
     gateway = sidecar.gateway("gw")

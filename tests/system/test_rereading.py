@@ -15,7 +15,6 @@ from tests.system.sidecar import Line, Sidecar, eventually
 from tests.system.tty import Tty
 
 MEMBER = Person(SOMEBODY, SOMEBODY, (CREW,))
-WORDS = "correct-horse/battery+staple=="
 READ = "settings read anew"
 WRONG = (
     "the settings are wrong, and nothing was changed; correct them, and reload again"
@@ -64,25 +63,6 @@ def test_access_changes_for_new_links_and_older_ones_stay(plain: Sidecar) -> Non
     assert plain.metric("liveness_users_online") == 1
 
 
-def test_the_token_is_the_one_that_is_in_its_file_now(
-    make: Start, tmp_path: Path
-) -> None:
-    path = tmp_path / "token"
-    path.write_text(WORDS)
-    path.chmod(0o600)
-    sidecar = make(http_token_file=path).start()
-
-    def answer(words: str) -> int:
-        said = f"Bearer {words}"
-        return sidecar.ask("http", "GET", "/v1/wheel", authorization=said)[0].status
-
-    assert (answer(WORDS), answer(WORDS[::-1])) == (200, 401)
-    path.write_text(WORDS[::-1])
-    assert reread(sidecar)["new_token"]
-    assert not reread(sidecar)["new_token"]
-    assert (answer(WORDS), answer(WORDS[::-1])) == (401, 200)
-
-
 def test_the_level_changes_and_settings_that_need_a_restart_are_named(
     plain: Sidecar,
 ) -> None:
@@ -93,34 +73,6 @@ def test_the_level_changes_and_settings_that_need_a_restart_are_named(
     assert said["after_a_restart"] == ["slots", "limits.max_links"]
     assert reread(plain, text)["changed"] == []
     assert reread(plain, 'logging.level = "error"')["changed"] == ["logging.level"]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("slots = 1", "slots is 1 ("),
-        ("[acess]", "there is no setting acess; the nearest is access"),
-        ('[access]\nadmin = "no-such-user"', "access.admin names the user"),
-    ],
-)
-def test_wrong_settings_are_told_and_change_nothing(
-    plain: Sidecar, text: str, told: str
-) -> None:
-    reread(plain, PLAIN)
-    said = reread(plain, f'logging.level = "error"\n{text}', WRONG)
-    assert told in said["error"]
-    assert reread(plain, PLAIN)["changed"] == []
-
-
-@pytest.mark.parametrize("text", ["", " \n"])
-def test_an_empty_file_is_not_taken_for_the_defaults(plain: Sidecar, text: str) -> None:
-    reread(plain, PLAIN)
-    watchers = '[access]\nwatchers = "own"'
-    reread(plain, watchers)
-    said = reread(plain, text, WRONG)
-    assert said["error"].startswith(f"{plain.folder / NAME}: it is empty, ")
-    assert reread(plain, watchers)["changed"] == []
-    assert reread(plain, PLAIN)["changed"] == ["access.watchers"]
 
 
 def test_a_signal_amid_the_start_waits_and_a_pipe_is_read_at_the_start_only(
