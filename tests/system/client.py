@@ -56,10 +56,6 @@ class Client:
         self._sock.settimeout(SOON_S)
         self._sock.sendall(data)
 
-    def say_no_more(self) -> None:
-        """Ends its half of the stream; the other half is still read."""
-        self._sock.shutdown(socket.SHUT_WR)
-
     def offer(self, data: bytes | memoryview) -> int:
         """Writes what the socket takes without waiting; how many bytes that was."""
         self._sock.settimeout(0)
@@ -107,16 +103,6 @@ class Client:
         if frame[0] == "notices":
             self.records += frame[1]
         return frame
-
-    def nibble(self, count: int = 1) -> int:
-        """Takes up to *count* received bytes; returns how many. See `receive`."""
-        self._sock.settimeout(0)
-        try:
-            data = self._sock.recv(count)
-        except BlockingIOError:
-            return 0
-        self.frames.feed(data)
-        return len(data)
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -140,23 +140,6 @@ class Sidecar:
         settings = {_variable(k): str(v) for k, v in self.settings.items()}
         return environment(**{k: v for k, v in settings.items() if k in KNOWN})
 
-    def refused_start(self) -> tuple[int, str]:
-        """Starts a process that ends by itself; its exit code, and the error it logs."""
-        process = subprocess.run(
-            self.command(),
-            cwd=self.root,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=READY_S,
-            check=False,
-        )
-        assert "Traceback" not in process.stderr, process.stderr
-        lines = process.stderr.splitlines()
-        (line,) = [line for line in map(json.loads, lines) if line["event"] == "failed"]
-        assert line["exit_code"] == process.returncode
-        return process.returncode, line["error"]
-
     def stop(self, number: int = signal.SIGTERM, within_s: float = SOON_S) -> int:
         """Asks it to stop, and has its links leave; its exit code."""
         self.signal(number)

