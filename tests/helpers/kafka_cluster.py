@@ -16,7 +16,6 @@ TOPIC: Final = "presence"
 PARTITIONS: Final = 3
 BROKERS: Final = (1, 2, 3)
 SOON_S: Final = 120.0
-HOLD_MS: Final = 600_000  # longer than any test
 
 # Numbers of Kafka's protocol: requests and errors.
 PRODUCE: Final = 0
@@ -65,14 +64,6 @@ class KafkaCluster:
         self._lib.rd_kafka_mock_push_request_errors_array(
             self._cluster, ctypes.c_int16(request), count, codes
         )
-
-    def hold_acknowledgements(self) -> None:
-        """Have each broker take records, and not answer them on their connection."""
-        for broker in BROKERS:
-            self._mock(
-                "broker_push_request_error_rtts", ctypes.c_int32(broker),
-                ctypes.c_int16(PRODUCE), ctypes.c_size_t(1), 0, ctypes.c_int(HOLD_MS),
-            )  # fmt: skip
 
     def refuse_topic(self, error: int) -> None:
         """Answer questions about the topic by an error; 0: no longer."""

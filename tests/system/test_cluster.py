@@ -1,14 +1,9 @@
 """Sidecars of several hosts on one Redis: who is online anywhere."""
 
-import os
-import shutil
-import signal
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 
-from liveness.cluster.format import field_of, keys_of
 from tests.helpers.cluster_state import PARTITIONS, ClusterState
 from tests.helpers.redis_servers import RedisServer, redis_server
 from tests.system.conftest import Start
@@ -74,27 +69,6 @@ def test_a_user_is_online_while_any_host_has_it(
     ]
 
 
-def test_a_user_is_online_while_one_device_is(host: Host, state: ClusterState) -> None:
-    first, second = (
-        host(name, presence_device_separator="/").gateway("gw") for name in "ab"
-    )
-    first.send("login", ["ada/phone", "ada/desk"])
-    second.send("login", ["ada/tablet"])
-    eventually(lambda: len(state.hosts_of("ada")) == 3)
-    assert {seen.device for seen in state.users()["ada"]} == {
-        "/phone",
-        "/desk",
-        "/tablet",
-    }
-    second.send("logout", ["ada/tablet"])
-    first.send("logout", ["ada/phone"])
-    eventually(lambda: [seen.device for seen in state.users()["ada"]] == ["/desk"])
-    first.send("logout", ["ada/desk"])
-    eventually(lambda: not state.users())
-    kinds = [kind for kind, *_ in state.kinds("ada")]
-    assert (kinds[0], kinds[-1], {*kinds[1:-1]}) == ("online", "offline", {"moved"})
-
-
 def test_a_host_that_dies_loses_its_users_to_the_hosts_that_have_them(
     host: Host, state: ClusterState
 ) -> None:
@@ -113,49 +87,6 @@ def test_a_host_that_dies_loses_its_users_to_the_hosts_that_have_them(
     eventually(lambda: [line.get("lost") for line in other.lines].count("lost") == 1)
 
 
-def test_a_host_that_was_paused_beyond_its_lease_lists_its_users_again(
-    host: Host, state: ClusterState
-) -> None:
-    paused, _ = host("paused"), host("other")
-    gateway = paused.gateway("gw")
-    gateway.send("login", ["ada"])
-    eventually(lambda: state.hosts_of("ada") == ["paused"])
-    os.kill(paused.pid, signal.SIGSTOP)
-    eventually(lambda: not state.users(), within_s=LOST_S)
-    os.kill(paused.pid, signal.SIGCONT)
-    eventually(lambda: state.hosts_of("ada") == ["paused"])
-    assert [kind for kind, *_ in state.kinds("ada")] == ["online", "offline", "online"]
-
-
-def test_a_restart_of_a_sidecar_goes_on_where_it_was(
-    host: Host, state: ClusterState
-) -> None:
-    sidecar = host("a")
-    sidecar.gateway("gw").send("login", ["ada"])
-    eventually(lambda: state.hosts_of("ada") == ["a"])
-    sidecar.stop()
-    sidecar.start()
-    sidecar.gateway("gw").send("login", ["bob"])
-    eventually(lambda: state.hosts_of("bob") == ["a"])
-    assert len(state.kinds("ada")) == 1
-    assert {it.incarnation for it in state.hosts()["a"]} == {1}
-    assert sidecar.stop() == 0
-
-
-def test_a_host_that_lost_its_state_takes_back_what_it_had_said(
-    host: Host, state: ClusterState
-) -> None:
-    sidecar = host("a")
-    sidecar.gateway("gw").send("login", ["ada", "bob"])
-    eventually(lambda: [*sorted(map(str, state.users()))] == ["ada", "bob"])
-    sidecar.stop()
-    shutil.rmtree(sidecar.state)
-    sidecar.start()
-    sidecar.gateway("gw").send("login", ["bob"])
-    eventually(lambda: [*state.users()] == ["bob"])
-    assert [kind for kind, *_ in state.kinds("bob")][-1] != "offline"
-
-
 def test_an_emptied_redis_is_filled_again(
     host: Host, state: ClusterState, redis: RedisServer
 ) -> None:
@@ -165,30 +96,6 @@ def test_an_emptied_redis_is_filled_again(
     redis("FLUSHALL")
     redis("FUNCTION", "FLUSH")
     eventually(lambda: len(state.users()) == 1_500)
-
-
-def test_what_another_program_deletes_is_filled_again(
-    host: Host, state: ClusterState, redis: RedisServer
-) -> None:
-    users = [f"u{n}" for n in range(200)]
-    host("a").gateway("gw").send("login", users[::2])
-    host("b").gateway("gw").send("login", users[1::2])
-    eventually(lambda: state.users().keys() == {*users})
-    keys, user = keys_of("lv", 0), next(iter(state.users_in(0)))
-
-    def has_begun_since(before: object) -> bool:
-        return redis("HGET", keys.meta, "conf") not in (None, before)
-
-    for command in (
-        ("HDEL", keys.users, field_of(user)),
-        ("DEL", keys.users),
-        ("DEL", keys.meta),
-        ("HSET", keys.users, "stranger", "nonsense"),
-    ):
-        before = redis("HGET", keys.meta, "conf")
-        redis(*command)
-        eventually(partial(has_begun_since, before))
-        eventually(lambda: state.users().keys() == {*users})
 
 
 def test_while_redis_is_away_the_host_goes_on_and_then_catches_up(
@@ -218,38 +125,3 @@ def test_while_redis_is_away_the_host_goes_on_and_then_catches_up(
         assert [row[0] for row in gateway.where("ada", "bob")] == ["ada", "bob"]
         own.start()
         eventually(lambda: sorted(map(str, state.users())) == ["ada", "bob"])
-
-
-def test_of_two_hosts_with_one_name_the_later_start_publishes(
-    host: Host, state: ClusterState
-) -> None:
-    older = host("twin")
-    older.gateway("gw").send("login", ["ada"])
-    eventually(lambda: state.hosts_of("ada") == ["twin"])
-    newer = host("twin")
-    older.line("replaced")
-    eventually(lambda: state.users() == {})
-    newer.kill()
-    eventually(lambda: state.hosts_of("ada") == ["twin"], within_s=LOST_S)
-
-
-def test_a_server_that_may_evict_the_keys_is_refused(
-    start: Start, host: Host, state: ClusterState, redis: RedisServer
-) -> None:
-    redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    sidecar = host("a")
-    gateway = sidecar.gateway("gw")
-    gateway.send("login", ["ada"])
-    away = "away: other hosts see nothing of this one until it answers; the users and "
-    assert "allkeys-lru" in sidecar.line(f"{away}gateways of this host go on")["error"]
-    assert gateway.where("ada")
-    assert not state.users()
-    redis("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    eventually(lambda: state.hosts_of("ada") == ["a"])
-
-
-def test_a_host_with_other_settings_is_refused(host: Host, state: ClusterState) -> None:
-    host("a").gateway("gw").send("login", ["ada"])
-    eventually(lambda: state.hosts_of("ada") == ["a"])
-    other = host("b", cluster_partitions=PARTITIONS + 1)
-    assert "partitions" in other.line("refused")["message"]

@@ -4,23 +4,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 from confluent_kafka import Producer
 
 from liveness.core.records import OFFLINE, ONLINE
 from tests.helpers import disk
-from tests.helpers.kafka_cluster import PARTITIONS, TOPIC, KafkaCluster, TopicReader
+from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
 from tests.helpers.pages import example
 from tests.helpers.tansu import tansu
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 
 pytestmark = pytest.mark.long
-
-PLACES: Final = {*range(PARTITIONS)}
-STOP_S: Final = 3.0  # far less than brokers that are away would be waited for
 
 
 @pytest.fixture
@@ -97,28 +93,6 @@ def test_a_sidecar_that_is_killed_loses_no_record(
     check(sidecar, reader)
 
 
-def test_a_sidecar_that_is_killed_as_it_sends_repeats_the_same_messages(
-    sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
-) -> None:
-    sidecar.start()
-    come_and_go(sidecar, 500)
-    check(sidecar, reader)
-    seen = len(reader.messages)
-    cluster.hold_acknowledgements()
-    come_and_go(sidecar, 1_000)
-    reader.until(lambda: {it.partition for it in reader.messages[seen:]} == PLACES)
-    sidecar.kill()
-    reader.read(1.0)
-    in_flight = reader.messages[seen:]
-    sidecar.start()
-    check(sidecar, reader)
-    sent = {repr(message) for message in in_flight}
-    first = seen + len(in_flight)  # of the next process
-    reader.until(lambda: sent <= {repr(message) for message in reader.messages[first:]})
-    del reader.messages[:first]
-    check_order(reader)
-
-
 def test_a_broker_of_another_make_is_sent_each_record(
     make: Start, tmp_path: Path
 ) -> None:
@@ -131,18 +105,6 @@ def test_a_broker_of_another_make_is_sent_each_record(
         come_and_go(sidecar, 3_000)
         check(sidecar, reader)
         assert len(reader.messages) > len(reader.places)
-
-
-def test_brokers_that_are_away_delay_neither_gateways_nor_the_stop(
-    sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
-) -> None:
-    cluster.go_away()
-    sidecar.start()
-    come_and_go(sidecar, 1_000)
-    assert sidecar.stop(within_s=STOP_S) == 0
-    cluster.come_back()
-    sidecar.start()
-    check(sidecar, reader)
 
 
 def test_the_consumer_of_the_manual_takes_each_record_once(
