@@ -4,8 +4,6 @@ The scripted sidecar runs these tests too (`tests/testing/test_conformance.py`).
 what waits for the disk: `tests/service/links/test_links.py`.
 """
 
-from typing import Any
-
 from tests.helpers.wire import Record
 from tests.system.client import Client, Uid
 from tests.system.conftest import Start
@@ -107,37 +105,3 @@ def test_a_reader_with_a_cursor_learns_whether_its_name_was_known(
         assert sidecar.gateway("newcomer", role=role).welcome["known"] is True
     reader = sidecar.gateway("reader", role="watcher", ack=False)
     assert "known" not in reader.welcome
-
-
-# --- watchers -----------------------------------------------------------------------------
-
-
-def test_watchers_see_what_they_asked_for(sidecar: Sidecar) -> None:
-    a, b = sidecar.gateway("left"), sidecar.gateway("right")
-    watch: dict[str, Any] = {"role": "watcher", "ack": False}
-    everything = sidecar.gateway("w-all", **watch)
-    own = sidecar.gateway("left", scope="own", **watch)
-    moves = sidecar.gateway("w-moved", scope="all", kinds=["moved"], **watch)
-    nobodys = sidecar.gateway("w-own", scope="own", **watch)
-    a.apply("login", "x")
-    b.send("login", ["x", "y"])
-    b.apply("logout", "y")
-    kinds = ["online", "moved", "online", "offline"]
-    told = everything.take(4)
-    assert [r["kind"] for r in told] == kinds
-    assert seqs(told) == list(range(told[0]["seq"], told[0]["seq"] + 4))
-    assert own.take(2) == told[:2]
-    assert moves.take(1) == told[1:2]
-    assert a.take(1) == told[1:2]
-    assert b.take(2) == [told[1], told[3]]
-    for link in (everything, own, moves, nobodys, a, b):
-        assert nothing_more(link)
-
-
-# --- list and where -----------------------------------------------------------------------
-
-
-# --- retention ----------------------------------------------------------------------------
-
-
-# --- users that are easily taken for another, or for none ---------------------------------

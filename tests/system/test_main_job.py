@@ -134,36 +134,3 @@ def test_every_offline_carries_its_evidence(day: Day) -> None:
         assert TIMEOUT_S <= record["silence"] <= waited + 0.0005
         assert abs(record["at"] - record["seen"] - record["silence"] * 1000) <= 1
         assert "restored" not in record
-
-
-def ignored(sidecar: Sidecar, why: str) -> float:
-    """How many events have changed nothing, for this reason."""
-    return sidecar.metric("liveness_events_ignored_total", why=why)
-
-
-def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_session(
-    sidecar: Sidecar,
-) -> None:
-    watcher = sidecar.watcher("late-w")
-    old, new = sidecar.gateway("late-a"), sidecar.gateway("late-b")
-    old.apply("login", "late", {"conn": 1})
-    new.apply("login", "late", {"conn": 9})
-    online, moved = watcher.take(2)
-    assert moved.items() >= {
-        "kind": "moved", "uid": "late", "gateway": "late-b", "conn": 9,
-        "from": "late-a", "from_session": online["seq"], "from_conn": 1,
-        "session": moved["seq"],
-    }.items()  # fmt: skip
-    assert old.take(1) == new.take(1) == [moved]
-    before = ignored(sidecar, "other_gateway")
-    for frame in (
-        ["logout", "late", {"conn": 1}], ["logout", "late"], ["keepalive", "late"],
-        ["message", ["late"], {"conn": [9]}],
-    ):  # fmt: skip
-        old.send(*frame)
-    old.sync()
-    assert new.where("late") == [["late", "late-b", moved["seq"], 9]]
-    assert ignored(sidecar, "other_gateway") == before + 4
-    new.apply("logout", "late", {"conn": 9})
-    (offline,) = watcher.take(1)
-    assert (offline["reason"], offline["session"]) == ("logout", moved["seq"])

@@ -139,24 +139,3 @@ def test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse(
     again = sidecar.gateway("w", role="watcher", scope="all").take(3)
     assert again[0] == everything[5]
     assert [(r["seq"], r["uid"]) for r in again[1:]] == [(7, "x"), (8, "y")]
-
-
-def test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now(
-    start: Start,
-) -> None:
-    sidecar = start()
-    link, watcher = sidecar.gateway("a"), sidecar.watcher()
-    link.send("login", ["u", "v"], {"conn": [1, 2]})
-    link.apply("logout", "v")
-    crash_and_restart(sidecar)
-    watcher = sidecar.watcher()
-    link = sidecar.gateway("a", fresh=True)
-    assert link.next == 5
-    link.apply("login", "u", {"conn": 3})
-    lost, online = watcher.take(2)
-    assert lost.items() >= {"uid": "u", "reason": "gateway_lost", "conn": 1}.items()
-    assert online.items() >= {"uid": "u", "kind": "online", "conn": 3}.items()
-    assert not link.records
-
-
-# --- what it finds on disk ----------------------------------------------------------------

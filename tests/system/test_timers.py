@@ -104,6 +104,3 @@ def test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once(
     sidecar.start()
     link = sidecar.gateway("keeper")
     assert runs(until_fired(link, "later")) == [("soon", 1), ("later", 1)]
-
-
-# --- killed at any moment -----------------------------------------------------------------

@@ -13,23 +13,17 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from liveness.core.records import Record as Decided
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.system.client import Client
 from tests.system.conftest import Start
-from tests.system.sidecar import Line, Sidecar, eventually
+from tests.system.sidecar import Sidecar
 from tests.system.test_delivery import (  # noqa: F401
     test_a_hello_may_name_where_to_read_on,
     test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
     test_a_reader_with_a_cursor_learns_whether_its_name_was_known,
-    test_watchers_see_what_they_asked_for,
     test_what_was_not_acknowledged_comes_again_after_a_reconnect,
 )
-from tests.system.test_main_job import (  # noqa: F401
-    test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_session,
-)
 from tests.system.test_refusals import (  # noqa: F401
-    MOST_REFUSED,
     offender,
     online,
     test_a_bad_frame_is_refused_and_the_link_goes_on,
@@ -39,7 +33,6 @@ from tests.system.test_refusals import (  # noqa: F401
 )
 from tests.system.test_restart import (  # noqa: F401
     test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
-    test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now,
     test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse,
     test_after_a_crash_users_sessions_and_conns_are_as_they_were,
 )
@@ -77,20 +70,6 @@ class Scripted(Sidecar):
 
     def kill(self) -> None:
         self._portal.call(self.script.crash)
-
-    def line(self, event: str, within_s: float = SOON_S, **fields: object) -> Line:
-        assert event == "link down"
-        eventually(lambda: fields["name"] not in self._linked())
-        return {}
-
-    def metric(self, name: str, **labels: str) -> float:
-        assert name == "liveness_events_ignored_total"
-        return self._portal.call(
-            lambda: self.script._host.parts.presence.ignored[labels["why"]]
-        )
-
-    def _linked(self) -> dict[str, int]:
-        return self._portal.call(lambda: self.script.links)
 
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])
