@@ -167,6 +167,7 @@ after a/e, write, ping, no room a, cancel /e -> cancel /e, cancel a
 after a/f, write, ping, pong, after a/e, write, ping, no room a, cancel /e -> cancel /e, cancel a
 after a/e, write, ping, no room a, cancel /e, after a/f -> cancel /e, after a
 after a, write, ping, no room a, after a -> after a
+after a, write, ping, no room a, lose -> after a
 after a, write, ping, cancel a, no room a -> cancel a
 after a/e, write, ping, cancel /e, no room a -> cancel /e, cancel a
 after a, write, ping, after a, no room a -> after a
@@ -212,6 +213,7 @@ def test_a_timer_without_room_is_sent_again_with_the_seconds_that_are_left() -> 
     after(requests, "b", 60)
     assert len(told(requests)) == 2
     requests.postpone("a")
+    assert (requests.pending, requests.unconfirmed) == (1, 1)
     settle(requests)
     assert (requests.pending, requests.postponed, requests.unconfirmed) == (1, 1, 0)
     assert not requests.has_unsent  # it is in no hurry
