@@ -161,20 +161,6 @@ def test_a_take_over_of_a_client_id_moves_the_user(site: Site) -> None:
         assert moved.from_conn < moved.conn
 
 
-def test_two_take_overs_while_the_sidecar_restarts_leave_no_moment_offline(
-    site: Site,
-) -> None:
-    with site.clients("again") as clients:
-        site.wait_for("again")
-        site.sidecar.stop()
-        for number in (2, 3):
-            clients.order(connect=["again"])
-            clients.wait(number, connected="again")
-            clients.wait(number - 1, closed="again")
-        site.sidecar.start()
-        site.wait_for("again", ("moved", "login"))
-
-
 def test_a_disconnect_is_a_logout(site: Site) -> None:
     with site.clients("leaver") as clients:
         site.wait_for("leaver")

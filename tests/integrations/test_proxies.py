@@ -2,12 +2,11 @@
 
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +25,6 @@ STREAM: Final = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 TIMEOUT_S: Final = 2.0  # of the sidecar
 TCP: Final = {"haproxy": "mode tcp", "nginx": "stream {"}
 HTTP: Final = {"haproxy": "mode http", "nginx": "http {"}
-RELOAD: Final = {"haproxy": signal.SIGUSR2, "nginx": signal.SIGHUP}
 # What sends a PROXY header, behind what of the page.
 HEADERS: Final = [
     ("haproxy", " send-proxy", ":7000"),
@@ -81,8 +79,6 @@ class Hosts:
     def __init__(self, sidecar: Sidecar, folder: Path, stack: ExitStack) -> None:
         self.sidecar = sidecar
         self.ports = dict[tuple[str, ...], int]()  # of gateways, by their command
-        self.processes = dict[str, subprocess.Popen[bytes]]()  # of proxies
-        self._logs = dict[str, Callable[[], str]]()  # by name, too
         self._folder = folder
         self._stack = stack
 
@@ -114,23 +110,9 @@ class Hosts:
             process = subprocess.Popen(command, stderr=log, stdout=log)
         self._stack.callback(process.wait, SOON_S)
         self._stack.callback(process.terminate)
-        self.processes[program] = process
         said = Path(log.name).read_text
         eventually(lambda: is_listening(port), said)
-        self._logs[program] = said
         return port
-
-    def reload(self, program: str) -> None:
-        """Have the latest proxy of this program read its configuration again."""
-
-        def is_asked() -> bool:
-            # HAProxy loses a signal that comes before it is ready, and says nothing.
-            if program == "haproxy" and "Reloading HAProxy" in self._logs[program]():
-                return True
-            self.processes[program].send_signal(RELOAD[program])
-            return program == "nginx"
-
-        eventually(is_asked)
 
     def _in_this_folder(self, text: str) -> str:
         """The places that nginx writes to by default are those of its service."""
@@ -201,20 +183,6 @@ def test_a_shorter_timeout_makes_a_logout(hosts: Hosts, proxy: str) -> None:
 
 
 @each_proxy
-def test_what_the_room_says_restarts_its_timeout(hosts: Hosts, proxy: str) -> None:
-    gateway = hosts.gateway(*GATEWAY)
-    port = hosts.proxy(proxy, TCP, gateway, shorter)
-    silent, talker = (hosts.user(port, f"{uid}-{proxy}") for uid in ("a", "b"))
-    silent.stream.settimeout(float(SHORT.rstrip("s")) / 4)
-    ended = b""
-    while b"bye" not in ended:
-        talker.send(say="hi")
-        talker.until("say")
-        ended = silent.stream.recv(4096) or b"bye, said by the proxy"
-    assert hosts.end_of(silent.uid) == "silence"
-
-
-@each_proxy
 def test_a_websocket_is_kept_by_pings(hosts: Hosts, proxy: str) -> None:
     gateway = hosts.gateway(*CHAT)
     port = hosts.proxy(proxy, HTTP, gateway)
@@ -231,23 +199,6 @@ def test_a_websocket_is_kept_by_pings(hosts: Hosts, proxy: str) -> None:
         quiet.send("still here")
         while "still here" not in str(quiet.recv(timeout=SOON_S)):
             pass
-
-
-@each_proxy
-def test_a_reload_loses_nobody_until_its_bound(hosts: Hosts, proxy: str) -> None:
-    port = hosts.proxy(
-        proxy, TCP, hosts.gateway(*GATEWAY), lambda text: text.replace("30m", SHORT)
-    )
-    user = hosts.user(port, f"old-{proxy}")
-    hosts.reload(proxy)
-    user.send(say="hi")
-    assert user.until("say") == "hi"
-    with suppress(OSError):
-        user.send(ping=1)
-        while user.until("pong"):  # not silent, but closed by the proxy
-            user.send(ping=1)
-    assert hosts.end_of(user.uid) == "logout"
-    hosts.user(port, f"new-{proxy}")
 
 
 @pytest.mark.parametrize(("proxy", "option", "behind"), HEADERS)

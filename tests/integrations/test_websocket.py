@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
@@ -119,24 +119,6 @@ def test_an_invalid_name_is_refused(chat: Chat) -> None:
     with connect(f"ws://127.0.0.1:{chat.port}") as client:
         client.send("a\0b")
         assert closing(client) == (1008, "first send your name")
-
-
-def test_a_crash_of_the_sidecar_loses_nobody(chat: Chat) -> None:
-    with ExitStack() as stack:
-        names = [f"user-{number}" for number in range(20)]
-        clients = [stack.enter_context(chat.user(name)) for name in names]
-        chat.wait_online(*names)
-        chat.sidecar.kill()
-        last = stack.enter_context(chat.user("meanwhile"))
-        chat.sidecar.start()
-        with chat.silent_user("silent"):
-            eventually(lambda: ("offline", "silence") in chat.records("silent"))
-        for client in [*clients, last]:
-            client.send("here")
-        for name, client in zip([*names, "meanwhile"], [*clients, last], strict=True):
-            while said(client, "say")["uid"] != name:
-                pass
-            assert chat.records(name) == [("online", "login")]
 
 
 def test_sigterm_logs_everybody_out(chat: Chat) -> None:
