@@ -75,3 +75,21 @@ def test_waiting_in_the_event_loops_own_thread_is_an_error_that_says_so(
         pytest.raises(RuntimeError, match="from the event loop thread"),
     ):
         gateway._portal.call(gateway.connected)
+
+
+def test_a_loop_that_comes_back_at_once_waits_for_the_next_record(
+    script: ScriptedSidecar,
+) -> None:
+    taken = list[object]()
+    with (
+        liveness.connect_sync(script.path, name="gw") as gateway,
+        liveness.watch_sync(script.path) as watch,
+    ):
+        watch.connected()
+        gateway.login("ada", conn=1)
+        assert next(watch)["uid"] == "ada"
+        thread = threading.Thread(target=lambda: taken.append(next(watch)["uid"]))
+        thread.start()
+        gateway.login("eve", conn=2)
+        thread.join(SOON_S)
+    assert taken == ["eve"]

@@ -1,5 +1,6 @@
 """Where a reader begins: its cursor, the place that its hello names, or now."""
 
+from tests.helpers.wire import Record
 from tests.service.rig import Caller, Rig
 
 
@@ -67,7 +68,7 @@ async def test_a_reader_gets_what_concerns_its_name_or_everyone_by_its_kinds(
         "timers": ["timer"],
     }
     for name, kinds in wanted.items():
-        records = []
+        records = list[Record]()
         while len(records) < len(kinds):
             records += await readers[name].records()
         assert [record["kind"] for record in records] == kinds, name
