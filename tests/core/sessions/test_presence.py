@@ -301,6 +301,19 @@ def test_a_silent_user_goes_offline_after_its_timeout_and_not_before(
     assert scene.disk == {}
 
 
+def test_users_judged_late_by_the_sidecars_own_fault_are_silent_not_lost(
+    scene: Scene,
+) -> None:
+    scene.login("g", range(10))
+    for _ in range(400):  # as when the journal has not caught up
+        scene.pass_time(0.25)
+        scene.read("g")
+        scene.presence.wheel.advance(scene.now, ALL)
+    records = scene.fire(limit=3)
+    assert {shown["reason"] for shown in records} == {"silence"}
+    assert len(records) == 10
+
+
 def test_the_lateness_of_an_offline_counts_from_its_deadline(scene: Scene) -> None:
     scene.login("g", ["u"])
     login = scene.mono

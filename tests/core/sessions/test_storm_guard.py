@@ -141,6 +141,23 @@ def test_users_that_wait_for_a_gateway_to_settle_are_no_storm(
     assert guard_of(scene).begun == 0
 
 
+def test_users_that_wait_for_their_mute_gateway_are_no_storm(
+    wheel_class: type[Wheel],
+) -> None:
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, hold=60)
+    uids = users(20)
+    scene.link("g", ping=5)
+    scene.login("g", uids)
+    for _ in range(89):
+        scene.pass_time(1)
+        scene.look_at("g")
+        assert scene.fire() == []
+    scene.pass_time(1.5)
+    scene.look_at("g")
+    assert silent(scene.fire()) == uids
+    assert guard_of(scene).begun == 0
+
+
 def test_users_of_a_gateway_that_speaks_again_are_renewed_before_they_are_counted(
     wheel_class: type[Wheel],
 ) -> None:
@@ -198,6 +215,21 @@ def test_time_in_a_storm_is_no_lateness_and_other_gateways_are_judged_as_ever(
     scene.read("g")
     scene.firing.fire(scene.at, limit=100)
     assert scene.presence.decided.take().records.due == [0.0] * 20
+
+
+def test_the_lateness_of_a_user_that_comes_due_after_a_storm_counts_again(
+    scene: Scene,
+) -> None:
+    uids = arrive(scene, 20)
+    scene.wait(30.5, "g")
+    speak(scene, uids[:1])
+    spoke = scene.mono
+    scene.wait(HOLD_S, "g")
+    scene.pass_time(11)
+    scene.read("g")
+    scene.presence.wheel.advance(scene.now, 100)
+    scene.firing.fire(scene.at, limit=100)
+    assert scene.presence.decided.take().records.due == [spoke + TIMEOUT_S]
 
 
 # --- when it is over --------------------------------------------------------------------
