@@ -189,6 +189,23 @@ def test_what_is_sent_after_these_steps(line: str) -> None:
     assert sent + f"; {refused} wait for room" * bool(refused) == expected
 
 
+def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
+    requests = TimerRequests()
+    assert not requests.has_unsent
+    after(requests, "a")
+    assert (requests.pending, requests.unconfirmed, requests.has_unsent) == (1, 0, True)
+    take(requests, "write, ping, after b, write")
+    assert (requests.pending, requests.unconfirmed, requests.has_unsent) == (
+        0,
+        2,
+        False,
+    )
+    requests.pong_received()
+    assert (requests.pending, requests.unconfirmed) == (0, 1)
+    take(requests, "no room a, cancel c")  # which is confirmed
+    assert (requests.pending, requests.unconfirmed) == (1, 1)
+
+
 def test_a_timer_is_sent_with_the_seconds_that_are_left() -> None:
     requests = TimerRequests()
     after(requests, "a", 60, now=100.0)
