@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -128,6 +129,22 @@ def damaged(here: Path, stack: ExitStack) -> None:
     (here / "state" / DATABASE).write_bytes(b"not a database" * 400)
 
 
+def bad_records(here: Path, stack: ExitStack) -> None:
+    """That state, with a page of its log that says nothing."""
+    state(here, stack)
+    with closing(sqlite3.connect(here / "state" / DATABASE)) as db, db:
+        db.execute("insert into log values (1, 1, 1, x'93c1', 0)")
+
+
+def huge(here: Path, stack: ExitStack) -> None:
+    """That state; its log claims 8 TiB, hardly any of which take room."""
+    state(here, stack)
+    with (here / "state" / DATABASE).open("r+b") as file:
+        file.seek(28)  # the number of pages
+        file.write((2**31).to_bytes(4))
+        file.truncate(2**31 * 4_096)
+
+
 def chown_all(here: Path, _: ExitStack) -> None:
     for path in (here, *here.rglob("*")):
         os.chown(path, STRANGER.unix_user, STRANGER.gid)
@@ -162,6 +179,7 @@ SETTINGS: Final = [
     Mistake("variable like no other", "check-config", 78, "environment: there is no setting LIVENESS_NOSUCH, nor one like it; remove it: without it `liveness check-config` lists those that there are", environ={"LIVENESS_NOSUCH": "1"}),
     Mistake("secret that is not there", "check-config --config {here}/l.toml > /dev/null", 78, "webhooks.mail.secret_file: /nowhere/s cannot be read (No such file or directory); correct the path or its mode", text("l.toml", "[webhooks.mail]\nurl = 'https://a.example/'\nsecret_file = '/nowhere/s'\n")),
     Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it is not a number; it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
+    Mistake("socket without a name", "serve --socket /", 78, "socket.path is '/' (flag --socket): it is a folder; name the socket in it"),
     Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}, before=":"),
     Mistake("no folder for the socket", "serve --state {here}/state", 78, "there is no XDG_RUNTIME_DIR to make the socket in; name one: --socket, or LIVENESS_SOCKET_PATH", environ={"XDG_RUNTIME_DIR": ""}, person=STRANGER),
     Mistake("no HOME", "serve --socket {here}/gateway.sock", 78, "there is no HOME to keep the state in; name a folder: --state, or LIVENESS_STATE_DIR", environ={"HOME": ""}, person=STRANGER),
@@ -176,6 +194,10 @@ SOCKETS: Final = [
     Mistake("group of the socket unknown", SERVE, 1, "socket.group names the group 'no-such-group', which does not exist on this host; create it, or give its number", environ={"LIVENESS_SOCKET_GROUP": "no-such-group"}),
     Mistake("group of the socket not one's own", SERVE, 1, "socket {here}/gateway.sock: it cannot be given to group 0, as this process is not a member; make it one, or correct socket.group", chown_all, {"LIVENESS_SOCKET_GROUP": "0"}, person=STRANGER),
     Mistake("user of [access] unknown", SERVE, 1, "access.gateways names the user 'no-such-user', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_GATEWAYS": "own,no-such-user"}),
+    Mistake("group of [access] unknown", SERVE, 1, "access.watchers names the group 'no-such-group', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_WATCHERS": "@no-such-group"}),
+    Mistake("user of access.names unknown", SERVE, 1, "access.names names the user 'no-such-user', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_NAMES": "gw-1=no-such-user"}),
+    Mistake("group of no number that there is", SERVE, 1, "socket.group names the group 4294967295, and the highest id of a group is 4294967294; correct it", environ={"LIVENESS_SOCKET_GROUP": "4294967295"}),
+    Mistake("address of another host", "serve --http 192.0.2.7:9874 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 192.0.2.7:9874: Cannot assign requested address; choose another with --http, or stop what uses it", text("token", "correct-horse/battery+staple=="), {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}),
     Mistake("port taken", "serve --http 127.0.0.1:$(cat {here}/port) --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:…: Address already in use; choose another with --http, or stop what uses it", taken),
     Mistake("sockets of a service manager", SERVE, 1, "LISTEN_FDS='2' is not 1: have the service manager pass one socket, that of the gateways", before="LISTEN_PID=$$ LISTEN_FDS=2; export LISTEN_PID LISTEN_FDS"),
     Mistake("socket of a service manager that is none", SERVE, 1, "the service manager's socket: descriptor 3 is no socket (…); start it with the socket that LISTEN_FDS counts", before="LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=gateway; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec 3</dev/null"),
@@ -195,9 +217,15 @@ FILES: Final = [
     Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is in a state directory, with which it would be lost; name a FILE elsewhere", state),
     Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} exists and is not a file; name another FILE", state),
     Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is not a folder; make it, or name another FILE", state),
+    Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; no file is left behind: make room, or name a FILE elsewhere", state),
+    Mistake("backup of a damaged log", "backup --state {here}/state {here}/b.tar", 1, "{here}/state cannot be read (file is not a database); no backup was made: keep the previous one, and restore it if the sidecar cannot start", damaged),
+    Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and making a backup takes … MB; make room, or name a FILE elsewhere", huge),
     Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
     Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; no file is left behind: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
     Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name, or --state"),
+    Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, so there is nothing to compare: name the sidecar's state directory with --state", both(state, text("theirs"))),
+    Mistake("log that leads nowhere", "log --state {here}/state", 1, "{here}/state/liveness.db cannot be read: Too many levels of symbolic links; run this as the user of the sidecar, or name its state directory with --state", lambda here, _: (here / "state").symlink_to("state")),
+    Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", bad_records),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
     Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines", state),
 ]  # fmt: skip

@@ -129,6 +129,12 @@ async def test_a_path_without_a_page_is_not_found(doors: Doors, path: str) -> No
     assert "docs/http-api.md lists all pages" in answer.error
 
 
+async def test_a_page_that_changes_something_cannot_be_read(doors: Doors) -> None:
+    answer = await doors.get("/v1/timers/cancel", "admin")
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert answer.error.startswith("GET is not for this page; docs/http-api.md has")
+
+
 # If these were accepted, their stream would never end; there is no such query.
 ENDLESS = ["/v1/feed?let=in", "/v1/live?let=in"]
 CLOSED = ["/", "/v1/timers", "/v1/users/alice", "/page/live.js", "/nothing", *ENDLESS]

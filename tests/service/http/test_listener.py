@@ -417,6 +417,12 @@ async def test_a_request_for_another_protocol_is_answered_in_http_1(door: Door) 
     assert status(await client.answer()) == 200
 
 
+async def test_a_connection_that_begins_with_http_2_is_refused(door: Door) -> None:
+    answer = await door.answer(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 9)
+    assert status(answer) == 505
+    assert set(door.refused) == {HttpRefusal.MALFORMED}
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -461,6 +467,13 @@ async def test_a_client_that_waits_before_its_body_is_told_to_go_on(door: Door) 
     assert (
         status(await door.answer(expecting + b"%d\r\n\r\n" % (BODY_BYTES + 1))) == 413
     )
+
+
+async def test_an_answer_to_head_has_no_body_and_the_next_one_has(door: Door) -> None:
+    answers = await door.answer(b"HEAD / HTTP/1.1\r\nhost: h\r\n\r\n" + CLOSE)
+    first, rest = answers.split(b"\r\n\r\n", 1)
+    assert (status(first), b"content-length: 4" in first) == (200, True)
+    assert (status(rest), rest.endswith(b"\r\n\r\ngot ")) == (200, True)
 
 
 async def test_what_a_client_still_sends_does_not_cost_it_the_refusal(

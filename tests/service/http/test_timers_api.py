@@ -127,6 +127,11 @@ async def test_a_bad_query_is_refused_with_the_remedy(
     assert len(answer.error) < 300
 
 
+async def test_the_newest_timer_of_no_key_is_refused(doors: Doors) -> None:
+    answer = await doors.get(f"{TIMERS}/newest")
+    assert (answer.status, answer.error[:20]) == (400, "the query has no key")
+
+
 async def test_a_few_pages_are_read_at_a_time_and_others_wait(rig: Rig) -> None:
     most, begun, is_read = AT_ONCE[TIMERS], 0, trio.Event()
     door = rig.door("admin")

@@ -83,6 +83,20 @@ async def test_a_user_is_shown_with_all_devices(rig: Rig) -> None:
     assert " by a logout through gw-1" in ada["told"]
 
 
+@pytest.mark.rig(pause_firing=100)
+async def test_a_held_user_is_shown_with_the_reason(rig: Rig) -> None:
+    await rig.gateway_of("eve", "gw-1", ping=1.0)
+    await rig.until(lambda: len(rig.firing.due_gateways()) == 1)
+    found = await user(rig, "eve")
+    assert (found["held"], found["slot"], found["fires_in"]) == ("mute", None, 0.0)
+    assert "; held: gw-1 sends nothing at all" in found["told"]
+    rig.log_writer.pending_ends += 100  # as behind a disk that takes nothing
+    assert (await user(rig, "eve"))["held"] == "disk"
+    rig.log_writer.pending_ends -= 100
+    rig.attended.pause(0.0)
+    assert (await user(rig, "eve"))["held"] == "stands"
+
+
 async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
     gateway = await rig.gateway("gw-1")
     with disk.locked(rig.store.path):

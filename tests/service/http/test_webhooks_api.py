@@ -139,6 +139,14 @@ async def test_what_does_not_exist_is_refused(
     assert not here.receiver.received
 
 
+async def test_without_webhooks_the_error_says_so(doors: Doors) -> None:
+    status, answer = await doors.change(f"{WEBHOOKS}/test", webhook="mail")
+    assert status == 404
+    error = "there is no webhook 'mail'; the settings have no [webhooks.NAME]"
+    assert answer["error"] == error
+    assert await doors.listed(DEAD) == []
+
+
 async def test_dead_letters_come_newest_first_page_by_page(here: Scene) -> None:
     await here.refuse("a", "b")
     await here.refuse("c")

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from liveness.config.settings import TimerSettings
 from liveness.core.links.outbox import NOTICES_PER_FRAME
 from liveness.core.links.requests import RESET_STEPS
-from liveness.core.records import Record, Uid
+from liveness.core.records import HostReading, HostTime, Record, Uid
 from liveness.core.wheel.record_batch import Encoded
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
@@ -174,6 +174,19 @@ async def test_a_session_keeps_its_timeout_over_a_crash(
         await trio.sleep(15)
         assert in_force() == (None, None)
         assert rig.store.cursors()["gateway", "g"].in_force == 2
+
+
+def test_a_moment_of_the_host_is_the_same_for_all_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offsets = iter([7.0, 7.1])  # as it is measured
+    monkeypatch.setattr(
+        "liveness.service.common.clock.read_host",
+        lambda _: HostReading(HostTime(1.0, 2.0), next(offsets)),
+    )
+    clock = Clock()
+    readings = [clock.host(), clock.host()]
+    assert [reading and reading.offset for reading in readings] == [7.0, 7.0]
 
 
 async def test_answers_come_in_the_order_of_the_questions(rig: Rig) -> None:

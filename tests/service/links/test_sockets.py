@@ -153,6 +153,11 @@ def test_a_link_to_a_stale_socket_is_not_followed(path: Path, tmp_path: Path) ->
     assert (tmp_path / "target").is_socket()
 
 
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "gateway.sock"
+    is_refused(path, f"socket {path}: it cannot be made .*No such file")
+
+
 def test_the_file_of_a_successor_is_not_removed(path: Path) -> None:
     with listening(path):
         path.unlink()
