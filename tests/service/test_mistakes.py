@@ -129,11 +129,15 @@ def damaged(here: Path, stack: ExitStack) -> None:
     (here / "state" / DATABASE).write_bytes(b"not a database" * 400)
 
 
-def bad_records(here: Path, stack: ExitStack) -> None:
-    """That state, with a page of its log that says nothing."""
-    state(here, stack)
-    with closing(sqlite3.connect(here / "state" / DATABASE)) as db, db:
-        db.execute("insert into log values (1, 1, 1, x'93c1', 0)")
+def bad_page(last: int) -> Given:
+    """That state, with a page of its log that says nothing, up to this record."""
+
+    def make(here: Path, stack: ExitStack) -> None:
+        state(here, stack)
+        with closing(sqlite3.connect(here / "state" / DATABASE)) as db, db:
+            db.execute("insert into log values (?, 1, 1, x'93c1', 0)", [last])
+
+    return make
 
 
 def huge(here: Path, stack: ExitStack) -> None:
@@ -211,6 +215,7 @@ _TOKEN: Final = {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}
 FILES: Final = [
     Mistake("token file missing", SERVE, 1, "http.token_file: {here}/token cannot be read (No such file or directory); correct the path or its mode", environ=_TOKEN),
     Mistake("token file open to others", SERVE, 1, "http.token_file: {here}/token is open to users other than its owner and group; run chmod o= on it", text("token", "correct-horse/battery+staple==", 0o644), _TOKEN),
+    Mistake("log with a damaged end", SERVE, 1, "{here}/state/liveness.db cannot be read (the newest page of the log says that it has the records 1 to 5000); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start with an empty log", bad_page(5_000)),
     Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start with an empty log", damaged),
     Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or repair the disk, nothing is lost", before="ulimit -f 4"),
     Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar already exists; name another FILE, or give --force", both(state, text("b.tar"))),
@@ -225,7 +230,7 @@ FILES: Final = [
     Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name, or --state"),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, so there is nothing to compare: name the sidecar's state directory with --state", both(state, text("theirs"))),
     Mistake("log that leads nowhere", "log --state {here}/state", 1, "{here}/state/liveness.db cannot be read: Too many levels of symbolic links; run this as the user of the sidecar, or name its state directory with --state", lambda here, _: (here / "state").symlink_to("state")),
-    Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", bad_records),
+    Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", bad_page(1)),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
     Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines", state),
 ]  # fmt: skip
