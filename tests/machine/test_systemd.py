@@ -219,16 +219,62 @@ def test_journalctl_finds_errors_by_priority(host: Host) -> None:
     assert not [line for line in lines if '"level": "info"' in line]
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [["liveness.service"], ["--offline=true", f"{UNITS}/liveness.service"]],
-    ids=["running", "offline"],
-)
-def test_systemd_rates_it_as_the_manual_says(host: Host, asked: list[str]) -> None:
-    rating = host.says("systemd-analyze", "security", "--no-pager", *asked)
+def test_systemd_finds_no_fault_and_rates_it_as_the_manual_says(host: Host) -> None:
+    units = ("liveness.service", "liveness.socket")
+    verified = host.run("systemd-analyze", "verify", *units)
+    assert verified.stdout + verified.stderr == ""
+    rating = host.says("systemd-analyze", "security", "--no-pager", units[0])
     (exposure,) = re.findall(r"Overall exposure level .*: (\d\.\d)", rating)
     manual = (ROOT / "docs/deployment.md").read_text()
     assert f"rates it {exposure}." in manual, rating
+
+
+def typed(host: Host, page: str, title: str, block: int = 0) -> None:
+    """Type a document's lines, as root."""
+    text = (ROOT / page).read_text().split(f"# {title}\n", 1)[1]
+    blocks = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)
+    for line in re.findall(r"^\$ sudo (?!.* serve )(.*)$", blocks[block], re.M):
+        host.run("bash", "-c", line)
+
+
+def test_it_is_backed_up_and_restored_as_the_manual_says(host: Host) -> None:
+    typed(host, "docs/backups.md", "Backups and the state")
+    typed(host, "docs/backups.md", "Backups and the state", 1)
+    host.run("liveness", "status")
+    assert any("this is a backup, restored" in it["MESSAGE"] for it in host.journal())
+
+
+def test_a_purge_that_is_refused_has_stopped_nothing(host: Host) -> None:
+    host.run("systemd-run", "--uid=liveness", "--unit=other", "sleep", "infinity")
+    assert "runs as the user liveness: end it first" in refused(host)
+    host.run("systemctl", "stop", "other")
+    host.run("useradd", "--gid", "liveness", "chat")
+    assert "liveness is the primary group of the user chat" in refused(host)
+    host.run("userdel", "chat")
+    assert host.service("ActiveState") == "active"
+
+
+def refused(host: Host, prefix: str = "/opt/liveness") -> str:
+    """Why nothing was removed."""
+    given = ("PURGE=1", f"PREFIX={prefix}")
+    done = host.run("env", *given, "/source/deploy/install", "uninstall", check=False)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_a_list_of_files_that_another_user_wrote_is_not_removed(host: Host) -> None:
+    made = host.path("/srv/liveness/.made")
+    made.parent.mkdir()
+    made.write_text("/etc/victim\n")
+    host.path("/etc/victim").touch()
+    for path in ("/srv/liveness", "/srv/liveness/.made"):
+        host.run("chown", "nobody", path)
+        assert "was not made by make install" in refused(host, "/srv/liveness")
+        host.run("chown", "root", path)
+    made.rename(made.with_name("list"))
+    made.symlink_to("list")
+    assert "was not made by make install" in refused(host, "/srv/liveness")
+    assert host.path("/etc/victim").exists()
 
 
 def test_uninstall_leaves_settings_state_and_user(host: Host) -> None:
@@ -245,3 +291,11 @@ def test_purge_leaves_nothing(host: Host) -> None:
     assert not host.path("/etc/liveness").exists()
     assert not host.path("/var/lib/liveness").exists()
     assert host.run("getent", "passwd", "liveness", check=False).returncode
+
+
+def test_without_systemd_the_manuals_commands_make_user_and_folders(host: Host) -> None:
+    typed(host, "docs/deployment.md", "Without systemd")
+    for folder, mode in (("/run/liveness", "755"), ("/var/lib/liveness", "700")):
+        assert (
+            host.says("stat", "-c", "%a %U %G", folder) == f"{mode} liveness liveness"
+        )
