@@ -120,15 +120,16 @@ async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> N
 
         async def publish_late() -> None:
             await trio.sleep(0.5)
-            rig.publish(on(2))
+            rig.publish(on(2), on(3))
+            await trio.sleep(0.75)
+            rig.publish(on(4))
             await trio.sleep(1)
-            rig.publish(on(3))
+            rig.publish(on(5))
 
         nursery.start_soon(publish_late)
-        assert seqs((await log.take(10, linger_s=1.0)).entries) == [1, 2]
-        assert trio.current_time() == 1.0
-        assert seqs((await log.take(1, linger_s=1.0)).entries) == [3]
-        assert trio.current_time() == 1.5
+        for limit, taken, at in ((2, [1, 2], 0.5), (10, [3, 4], 1.5), (1, [5], 2.25)):
+            assert seqs((await log.take(limit, linger_s=1.0)).entries) == taken
+            assert trio.current_time() == at
 
 
 async def test_a_batch_does_not_wait_for_the_end_of_a_long_log(

@@ -155,6 +155,21 @@ def test_after_a_start_of_the_host_a_log_has_another_id_and_all_records(
     assert [*host.runtime.iterdir()] == [mark_of(host.runtime, store.log)]
 
 
+def test_a_restored_backup_takes_one_id_and_leaves_the_mark_of_the_original(
+    host: Host,
+) -> None:
+    was = host.run(3)
+    copy = host.copied()
+    with closing(LogStore(copy)) as store:
+        store._db.execute("insert into meta values ('copied', 1)")
+    with host.start(copy) as store:
+        assert store.ancestors == {was: 3}
+        own = store.log
+    with host.start(copy) as store:
+        assert store.log == own
+    assert host.run() == was
+
+
 # --- the file -------------------------------------------------------------------------
 
 
