@@ -7,7 +7,7 @@ import pytest
 
 from liveness.core.changes import Changes
 from liveness.core.records import Gap, Logged, Record, Subscription
-from liveness.core.sessions.damping import DampingCounts
+from liveness.core.sessions.damping import STEPS, DampingCounts
 from liveness.service.common.clock import Clock
 from liveness.service.storage.damped_reader import DampedReader
 from tests.helpers.record_batches import batch_of
@@ -149,6 +149,36 @@ async def test_one_call_takes_no_more_than_it_may_however_many_have_settled(
         assert taken == [first, first + 1, first + 2]
         assert damped.position == first + 2
         assert damped.is_behind == (first < 7)
+
+
+async def test_nothing_more_is_read_before_what_was_read_is_taken(log: Log) -> None:
+    damped = reader(log, Subscription("g", ALL.kinds - {"moved"}))
+    publish(log, off(1), on(2, gateway="h", at_s=1), on(3, "bob", at_s=2))
+    assert await take(damped, 2, limit=1) == []  # the offline waits
+    for taken in ([1], []):
+        assert [r.seq for r in await take(damped, 2, limit=1)] == taken
+        assert (damped.tail.position, damped.waiting) == (2, 0)
+    assert [r.seq for r in await take(damped, 2, limit=1)] == [3]
+
+
+async def test_what_does_not_concern_the_reader_is_passed_in_bounded_steps(
+    log: Log,
+) -> None:
+    damped = reader(log, ALL._replace(gateway="other"))
+    publish(log, *(off(seq, f"u{seq}") for seq in range(1, 10)))
+    calls = 0
+    while damped.is_behind or damped.waiting:
+        assert await take(damped, SETTLE_S, limit=1) == []
+        calls += 1
+    assert calls > 9 / STEPS
+    assert damped.position == 9
+
+
+async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
+    damped = reader(log, settle_s=0.0)
+    publish(log, off(1), on(2, at_s=1))
+    assert [r.seq for r in await take(damped, 0)] == [1, 2]
+    assert (damped.position, damped.waiting) == (2, 0)
 
 
 async def test_before_a_gap_all_that_waits_is_returned(log: Log) -> None:
