@@ -16,7 +16,7 @@ from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.link_requests import ListedActivity, Login, Logout
-from tests.core.scene import ALL, Scene, Shown, run_of
+from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.helpers.strategies import NO_UIDS
 
 WheelClass = type[Wheel]
@@ -162,6 +162,14 @@ def test_signs_of_life_do_not_forget_when_a_connection_began(clocked: Scene) -> 
     assert is_refused_as_older(older)
 
 
+def test_a_session_keeps_the_beginning_that_its_first_login_said(
+    clocked: Scene,
+) -> None:
+    clocked.login("g", ["u"], [1], began=began(clocked, 60))
+    assert clocked.login("g", ["u"], [1], began=began(clocked, 1)) == []
+    assert clocked.kept["u"].start_ms == clocked.state_ms - 60_000
+
+
 def test_a_login_may_say_of_some_users_only_when_they_connected(clocked: Scene) -> None:
     clocked.login("g", ["u", "v"], [1, 2], began=[*began(clocked, 60), None])
     assert clocked.kept["u"].start_ms == clocked.state_ms - 60_000
@@ -211,6 +219,18 @@ def test_a_sign_of_life_of_another_connection_is_ignored(
     assert scene.hear(name, ("keepalive", "u", conn)) == []
     assert scene.presence.wheel.find("u") == before
     assert scene.presence.ignored[why] == 1
+
+
+def test_of_two_events_of_a_user_in_a_batch_the_first_opens_its_session(
+    scene: Scene,
+) -> None:
+    signs: list[Sign] = [
+        ("keepalive", "u", 1),
+        ("message", "u", 1),
+        ("message", "u", 2),
+    ]
+    assert brief(scene.hear("g", *signs)) == [("online", "u", "keepalive")]
+    assert scene.presence.ignored["other_conn"] == 1
 
 
 def test_a_frame_with_bad_uids_is_reported_once_and_its_good_uids_count(
