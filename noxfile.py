@@ -128,7 +128,7 @@ def simulate(session: nox.Session) -> None:
 
 @here
 def mutants(session: nox.Session) -> None:
-    """The tests notice each protection taken out (ARGS="read-before-fire")."""
+    """The tests notice it when the code is broken (ARGS="liveness/core/cursors.py")."""
     run_module(session, "tests.mutants", *session.posargs)
 
 

@@ -53,6 +53,8 @@ from tests.helpers.pages import (
     shell_lines,
 )
 from tests.helpers.tree import ROOT
+from tests.mutants.__main__ import mutants_parser
+from tests.mutants.pairs import pairs
 from tests.service.test_metrics import NOW, gateways
 
 GROUPS: Final = {
@@ -65,6 +67,7 @@ MAKEFILE: Final = (ROOT / "Makefile").read_text()
 NOXFILE: Final = (ROOT / "noxfile.py").read_text()
 # Their ARGS are those of a command.
 MAKES: Final = ("demo", "serve", "bench")
+PAIRS: Final = {pair.name for pair in pairs(ROOT)}
 
 Help = Callable[[str], str]
 
@@ -458,9 +461,9 @@ def check_make(target: str, variables: list[str]) -> None:
             text = "\n".join(path.read_text() for path in folder.glob("*.py"))
             for flag in flags(value):
                 assert f'"{flag}"' in text, f"no {flag}"
-            if target == "mutants" and any(folder.glob("*.patch")):  # no sdist
-                for mutant in (it for it in arguments if it[0] != "-"):
-                    assert (folder / f"{mutant}.patch").exists(), mutant
+            if target == "mutants":
+                for place in mutants_parser().parse_args(arguments).places:
+                    assert place in PAIRS or (ROOT / place.partition(":")[0]).exists()
         else:
             for path in (it for it in arguments if it.startswith("tests/")):
                 assert (ROOT / path).exists(), path

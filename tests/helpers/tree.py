@@ -12,7 +12,7 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 # Of what git tracks an sdist lacks these, as MANIFEST.in says.
-ONLY_IN_A_CLONE: Final = re.compile(r"tests/fuzz/corpus/|tests/mutants/.*\.patch")
+ONLY_IN_A_CLONE: Final = re.compile(r"tests/fuzz/corpus/")
 needs_a_clone: Final = pytest.mark.skipif(
     not (ROOT / "tests/fuzz/corpus").exists(), reason="this is an sdist, and no clone"
 )

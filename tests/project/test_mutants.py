@@ -1,301 +1,358 @@
-"""That patches which take protections out do so, and that a mutant is judged rightly."""
+"""That changes which break the product are made, tried and judged rightly."""
 
+import ast
+import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
-from difflib import unified_diff
-from functools import partial
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
-import trio
 
 from tests.helpers.needs import needs
-from tests.helpers.tree import ROOT, needs_a_clone
-from tests.mutants import runner
-from tests.mutants.runner import PATCHES, faults_of, mutants_of, run
-
-pytestmark = needs("git")  # which applies the patches
+from tests.helpers.tree import ROOT
+from tests.mutants import pairs
+from tests.mutants.__main__ import ROOMS, choose, modules_of, room_of
+from tests.mutants.accepted import Accepted, accepted, outdated
+from tests.mutants.operators import mutations_of
 
 GATE: Final = """\
-def is_open():
-    return False
+def is_open(age, is_child=False):
+    if is_child:
+        return False
+    return age > 17
+
+
+def unused(a, b):
+    return a - b
 """
 TESTS: Final = """\
 import pytest
-from liveness import gate
+import gate
 
 @pytest.fixture
 def passers():
-    assert not gate.is_open()
+    assert not gate.is_open(0)
 
 def test_it_is_shut():
-    assert not gate.is_open()
+    assert not gate.is_open(0)
+
+def test_it_is_open():
+    assert gate.is_open(18)
 
 def test_nobody_passes(passers):
     pass
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_many_find_it_shut(size):
-    assert not (size == 2 and gate.is_open())
-
-def test_that_fails():
-    assert False
+@pytest.mark.parametrize("age", [1, 20])
+def test_many_find_it_shut(age):
+    assert not gate.is_open(age, True)
 """
 # Without what takes a second to load, and these tests do not use.
 PYPROJECT: Final = """\
 [tool.pytest.ini_options]
-addopts = "-p no:trio -p no:hypothesispytest -p no:anyio"
+pythonpath = ["."]
+addopts = "-p no:trio -p no:anyio"
 """
-SHUT: Final = "tests/test_gate.py::test_it_is_shut"
-OPENED: Final = GATE.replace("False", "True")
-
-Patch = Callable[..., None]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with one protection: its gate is shut."""
-    root, scratch = tmp_path / "project", tmp_path / "scratch"
+def project(tmp_path: Path) -> Path:
+    """A project with one module, and a test file for it."""
     for name, text in {
-        "liveness/__init__.py": "",
+        "gate.py": GATE,
         "liveness/gate.py": GATE,
+        "liveness/__init__.py": "",
         "tests/__init__.py": "",
-        "tests/test_gate.py": TESTS,
+        "tests/test_gate.py": TESTS.replace("import gate", "from liveness import gate"),
+        "test_gate.py": TESTS,
         "pyproject.toml": PYPROJECT,
+        "tests/mutants/pairs.toml": "",
     }.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    (root / PATCHES).mkdir()
-    scratch.mkdir()
-    temporary = partial(TemporaryDirectory[str], dir=scratch)
-    monkeypatch.setattr(runner, "TemporaryDirectory", temporary)
-    return root
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "project"
 
 
-@pytest.fixture
-def patch(project: Path) -> Patch:
-    return partial(write, project)
-
-
-def write(
-    project: Path,
-    name: str,
-    after: str = OPENED,
-    tests: Sequence[str] = (SHUT,),
-    *,
-    what: str = "",
-    before: str = GATE,
-) -> None:
-    """Write a patch that makes another gate."""
-    a, b = "a/liveness/gate.py", "b/liveness/gate.py"
-    old, new = (text.splitlines(keepends=True) for text in (before, after))
-    head = [what or f"The gate is open: {name}.", "", *(f"Test: {it}" for it in tests)]
-    diff = "".join(unified_diff(old, new, a, b, n=1))
-    text = "\n".join([*head, "", f"diff --git {a} {b}", diff])
-    (project / PATCHES / f"{name}.patch").write_text(text)
-
-
-def files(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def verdicts(printed: str) -> dict[str, str]:
-    """By mutant: that it was killed, or why not."""
-    found = re.findall(
-        r"^(\w+): (killed|SURVIVED)(?:.*\n)(?:  ([^|].*))?", printed, re.M
-    )
-    return {name: why or verdict for name, verdict, why in found}
-
-
-# --- the patches that there are ----------------------------------------------------------
-
-
-def test_every_patch_says_what_it_takes_out_and_names_a_test_of_its_own() -> None:
-    assert faults_of(mutants_of(ROOT)) == []
-
-
-@needs_a_clone
-def test_every_patch_applies() -> None:
-    tried = {mutant.name: mutant.apply(ROOT, "--check") for mutant in mutants_of(ROOT)}
-    assert tried
-    assert {name: why for name, why in tried.items() if why} == {}
-
-
-def test_every_test_that_a_patch_names_exists() -> None:
-    for mutant in mutants_of(ROOT):
-        for test in mutant.tests:
-            file, _, name = test.partition("::")
-            found = rf"^(?:async )?def {name.partition('[')[0]}\("
-            assert re.search(found, (ROOT / file).read_text(), re.M), mutant.name
-
-
-# --- how they are judged -----------------------------------------------------------------
-
-
-async def test_a_mutant_is_killed_by_a_test_that_fails_in_its_call_and_by_nothing_else(
-    project: Path, patch: Patch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shut, file = SHUT, "tests/test_gate.py"
-    patch("opened")
-    patch("the_same", GATE.replace("False", "0 > 1"))
-    patch("other_lines", before=GATE.replace("False", "not True"))
-    patch("no_import", f"import nothing_of_that_name\n{GATE}")
-    patch("crashed", GATE.replace("return False", "__import__('os')._exit(1)"))
-    patch("setup", tests=[f"{file}::test_nobody_passes"])
-    patch("one_case", tests=[f"{file}::test_many_find_it_shut"])
-    patch("that_case", tests=[f"{file}::test_many_find_it_shut[2]"])
-    patch("two_tests", tests=[shut, f"{file}::test_many_find_it_shut[1]"])
-    before = files(project)
-    assert await run(project) == 1
-    printed = capsys.readouterr().out
-    told = verdicts(printed)
-    assert told.pop("other_lines").startswith("the patch does not apply (error: ")
-    assert told == {
-        "opened": "killed",
-        "the_same": f"{shut} passes",
-        "no_import": f"{shut} was not run",
-        "crashed": f"{shut} was not run",
-        "setup": f"{file}::test_nobody_passes fails, but not in its call",
-        "one_case": f"{file}::test_many_find_it_shut fails in some of its cases",
-        "that_case": "killed",
-        "two_tests": f"{file}::test_many_find_it_shut[1] passes",
-    }
-    assert "No module named 'nothing_of_that_name'" in printed
-    assert printed.endswith("\n2 killed, 7 survived\n")
-    assert files(project) == before
-    assert files(project.parent / "scratch") == {}
-
-
-async def test_if_all_are_killed_it_ends_with_0(
-    project: Path, patch: Patch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    patch("opened")
-    patch("the_same", GATE.replace("False", "0 > 1"))
-    assert await run(project, ["opened"]) == 0
-    assert capsys.readouterr().out.endswith("\n1 killed, 0 survived\n")
-
-
-HANGING: Final = """\
-def is_open():
-    import os, pathlib, time
-    pathlib.Path({path!r}).write_text(str(os.getpid()))
-    time.sleep(1e6)
-"""
-
-
-async def test_a_mutant_that_hangs_is_ended(
-    project: Path, patch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    patch("hanging", HANGING.format(path=str(tmp_path / "pid")))
-    assert await run(project, limit_s=1) == 1
-    assert verdicts(capsys.readouterr().out) == {"hanging": "it was ended after 1 s"}
-    assert files(project.parent / "scratch") == {}
-
-
-async def test_whoever_interrupts_it_leaves_nothing_behind(
-    project: Path, patch: Patch, tmp_path: Path
-) -> None:
-    path = tmp_path / "pid"
-    patch("hanging", HANGING.format(path=str(path)))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run, project)
-        with trio.fail_after(60):
-            while not path.exists() or not path.read_text():  # noqa: ASYNC110 - another process's
-                await trio.sleep(0.01)
-        nursery.cancel_scope.cancel()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(path.read_text()), 0)
-    assert files(project.parent / "scratch") == {}
+# --- operators
 
 
 @pytest.mark.parametrize(
-    ("tests", "told"),
+    ("line", "found"),
     [
-        (["tests/test_gate.py::test_that_fails"], "does not pass without it"),
-        ([SHUT, "tests/test_gate.py::test_of_no_such_name"], "ERROR: not found: "),
+        ("x = a < b", ["boundary: a <= b", "comparison: a >= b"]),
+        ("x = a is b", ["comparison: a is not b"]),
+        (
+            "x = 0 < a <= 1",
+            [
+                "boundary: 0 <= a <= 1",
+                "boundary: 0 < a < 1",
+                "constant: 1",
+                "constant: 2",
+            ],
+        ),
+        ("x = min(a, b)", ["comparison: max(a, b)"]),
+        ("x = a - b", ["sign: a + b"]),
+        ("x = -a", ["sign: a"]),
+        ("a += b", ["dropped statement: pass", "sign: a -= b"]),
+        ("x = True", ["constant: False"]),
+        ("x = 1 << a", ["sign: 1 >> a", "constant: 2"]),
+        ("self.x = a", ["dropped statement: pass"]),
+        ("f(a)", ["dropped statement: pass"]),
+        ("raise a", ["dropped statement: pass"]),
+        ("return a", ["return: return None"]),
+        ("x = a or b", ["dropped condition: b", "dropped condition: a"]),
+        ("x = [a for a in b if a]", ["dropped condition: [a for a in b]"]),
+        ("x = f(a, b, c)", ["swapped arguments: f(b, a, c)"]),
+        (
+            "if a > b: f(a)",
+            [
+                "dropped condition: if True:",
+                "dropped condition: if False:",
+                "boundary: a >= b",
+            ],
+        ),
+        (
+            "while a: f(a)",
+            ["dropped condition: while False:", "dropped statement: pass"],
+        ),
+        # Nothing that a test should hold, or that any test notices.
+        ("x = f'{a - 1:4}' + 'text'", ["sign: a + 1", "constant: 2"]),
+        ("'Text.'", []),
+        ("x = f(a, a)", []),
+        ("x: int = a", []),
+        ("return None", []),
     ],
 )
-async def test_nothing_is_tried_if_a_named_test_does_not_pass_anyway(
-    project: Path,
-    patch: Patch,
-    capsys: pytest.CaptureFixture[str],
-    tests: list[str],
-    told: str,
-) -> None:
-    patch("opened", tests=tests)
-    assert await run(project) == 1
-    printed = capsys.readouterr().out
-    assert told in printed
-    assert "killed" not in printed
+def test_each_small_change_is_made_once(line: str, found: list[str]) -> None:
+    tree = ast.parse(f"def function(a: int = 1) -> None:\n    {line}")
+    made = [
+        f"{it.operator}: {it.text.partition(' => ')[2]}" for it in mutations_of(tree)
+    ]
+    assert made == found
 
 
-async def test_a_patch_says_one_thing_and_names_tests(
-    project: Path, patch: Patch, capsys: pytest.CaptureFixture[str]
+def test_a_mutation_changes_its_place_alone() -> None:
+    source = "class A:\n    def f(self, a, b):\n        return a < b, a < b"
+    changed = []
+    for number in range(len([*mutations_of(ast.parse(source))])):
+        tree = ast.parse(source)
+        mutation = [*mutations_of(tree)][number]
+        mutation.apply()
+        assert (mutation.function, mutation.line) == ("A.f", 3)
+        changed.append(ast.unparse(tree).splitlines()[-1].strip())
+    assert changed == [
+        "return None",
+        "return (a <= b, a < b)",
+        "return (a >= b, a < b)",
+        "return (a < b, a <= b)",
+        "return (a < b, a >= b)",
+    ]
+
+
+# --- forks
+
+TRY: Final = """\
+import ast, json, sys
+from dataclasses import asdict
+from pathlib import Path
+from tests.mutants.forks import Module, try_room
+from tests.mutants.operators import mutations_of
+
+root = Path(sys.argv[1])
+tree = ast.parse((root / "gate.py").read_bytes())
+module = Module("gate.py", tree, [*mutations_of(tree)])
+verdicts, faults = try_room(root, [module], ["test_gate.py"], "not slow")
+(root / "found").write_text(json.dumps([[asdict(it) for it in verdicts], faults]))
+"""
+
+
+def try_gate(project: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """By mutation its outcome and the test that failed; what was wrong before."""
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-c", TRY, str(project)]
+    subprocess.run(command, cwd=project, env=environ, check=True, capture_output=True)
+    verdicts, faults = json.loads((project / "found").read_text())
+    outcomes = {
+        verdict["text"]: (verdict["outcome"], verdict["test"][14:].partition("[")[0])
+        for verdict in verdicts
+    }
+    return outcomes, faults
+
+
+def test_a_mutation_is_killed_by_a_test_that_fails_with_it(project: Path) -> None:
+    outcomes, faults = try_gate(project)
+    assert faults == []
+    assert outcomes == {
+        "if is_child: => if True:": ("killed", "test_it_is_open"),
+        "if is_child: => if False:": ("killed", "test_many_find_it_shut"),
+        "False => True": ("killed", "test_many_find_it_shut"),
+        "return age > 17 => return None": ("killed", "test_it_is_open"),
+        "age > 17 => age >= 17": ("survived", ""),
+        "age > 17 => age <= 17": ("killed", "test_it_is_open"),
+        "17 => 18": ("killed", "test_it_is_open"),
+        "return a - b => return None": ("unreached", ""),
+        "a - b => a + b": ("unreached", ""),
+    }
+
+
+def test_nothing_is_judged_while_a_test_fails_anyway(project: Path) -> None:
+    tests = project / "test_gate.py"
+    tests.write_text(f"{TESTS}\ndef test_that_fails():\n    assert False\n")
+    outcomes, faults = try_gate(project)
+    assert outcomes == {}
+    assert faults == ["test_gate.py::test_that_fails fails without a mutation"]
+
+
+def test_a_test_that_ends_its_process_is_no_verdict(project: Path) -> None:
+    tests = project / "test_gate.py"
+    tests.write_text(f"{TESTS}\ndef test_that_ends():\n    import os; os._exit(1)\n")
+    outcomes, faults = try_gate(project)
+    assert outcomes == {}
+    assert faults == ["the tests end their process without a mutation"]
+
+
+# --- what is tried
+
+
+def test_every_room_is_there_and_has_its_tests() -> None:
+    assert {room_of(file) for file in modules_of(ROOT)} == ROOMS.keys()
+    missing = [
+        it for tests in ROOMS.values() for it in tests if not (ROOT / it).exists()
+    ]
+    assert missing == []
+    assert room_of("liveness/core/wheel/wheel.py") == "liveness/core/wheel"
+    assert room_of("liveness/client/watch.py") is None
+
+
+def test_a_place_is_a_folder_a_module_or_a_function() -> None:
+    found = [("liveness/gate.py", it) for it in mutations_of(ast.parse(GATE))]
+
+    def chosen(*places: str) -> set[str]:
+        return {it.function for _, it in choose(found, places)}
+
+    assert chosen("liveness") == chosen("liveness/gate.py") == {"is_open", "unused"}
+    assert chosen("liveness/gate.py:unused") == {"unused"}
+    assert chosen("liveness/gat") == chosen("liveness/gate.py:use") == set()
+
+
+def test_an_accepted_mutation_is_known_by_its_text_and_not_by_its_line() -> None:
+    entry = Accepted("gate.py", "is_open", "boundary", "age > 17 => age >= 17", "Why.")
+    moved = [("gate.py", it) for it in mutations_of(ast.parse(f"\n\n{GATE}"))]
+    assert [it.line for file, it in moved if entry.covers(file, it)] == [6]
+    assert outdated([entry], moved) == []
+    other = [
+        ("gate.py", it) for it in mutations_of(ast.parse(GATE.replace("17", "18")))
+    ]
+    assert outdated([entry], other) == [entry]
+
+
+def test_what_is_accepted_exists_and_says_why() -> None:
+    found = [
+        (file, it)
+        for file, tree in modules_of(ROOT).items()
+        for it in mutations_of(tree)
+    ]
+    assert outdated(accepted(ROOT), found) == []
+    assert [entry for entry in accepted(ROOT) if not entry.why] == []
+
+
+# --- pairs
+
+Pair = Callable[..., pairs.Pair]
+SHUT: Final = "tests/test_gate.py::test_it_is_shut"
+
+
+@pytest.fixture
+def pair(project: Path) -> Pair:
+    """Add a pair to the project."""
+
+    def add(name: str, new: str, test: str = SHUT, old: str = "age > 17") -> pairs.Pair:
+        fields = {"name": name, "what": "The gate is open.", "test": test}
+        fields |= {"file": "liveness/gate.py", "old": old, "new": new}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+        with (project / pairs.PATH).open("a") as file:
+            file.write("\n".join(["[[pair]]", *lines, ""]))
+        return pairs.pairs(project)[-1]
+
+    return add
+
+
+def test_a_pair_is_killed_if_its_test_fails_in_its_call(
+    project: Path, pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    patch("a", what="The gate is open.")
-    patch("b", what="The gate is open.", tests=[])
-    assert await run(project, ["c"]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "b: has the head of a",
-        "b: names no test (Test: tests/…::name)",
-        "c: there is no such mutant",
+    file = "tests/test_gate.py"
+    tried = [
+        pair("opened", "age >= 0"),
+        pair("the-same", "age > 16"),
+        pair("no-import", "no text of Python"),
+        pair("crashed", "__import__('os')._exit(1)"),
+        pair("setup", "age >= 0", f"{file}::test_nobody_passes"),
+        pair(
+            "one-case", "if age < 9", f"{file}::test_many_find_it_shut", "if is_child"
+        ),
+        pair(
+            "of-it", "if not age", f"{file}::test_many_find_it_shut[20]", "if is_child"
+        ),
+    ]
+    before = {
+        path: path.read_bytes() for path in project.rglob("*.*") if path.is_file()
+    }
+    assert not pairs.run(project, tried)
+    told = dict(
+        re.findall(r"^(\S+): SURVIVED: .*\n  (.*)", capsys.readouterr().out, re.M)
+    )
+    assert told == {
+        "the-same": f"{SHUT} passes",
+        "no-import": f"{SHUT} fails, but not in its call",
+        "crashed": f"{SHUT} was not run",
+        "setup": f"{file}::test_nobody_passes fails, but not in its call",
+        "one-case": f"{file}::test_many_find_it_shut fails in some of its cases",
+    }
+    assert {path: path.read_bytes() for path in before} == before
+    assert pairs.run(project, tried[:1])
+
+
+def test_a_pair_that_hangs_is_ended(
+    project: Path, pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hanging = pair("hanging", "__import__('time').sleep(1e6)")
+    assert not pairs.run(project, [hanging], limit_s=5)
+    assert "\n  it was ended after 5 s\n" in capsys.readouterr().out
+
+
+def test_pairs_are_of_texts_and_tests_that_exist(project: Path, pair: Pair) -> None:
+    assert pairs.faults(ROOT) == []
+    pair("a", "age > 0", old="age > 18")
+    pair("a", "age > 0", "tests/test_gate.py::test_of_no_such_name")
+    assert pairs.faults(project) == [
+        "a: liveness/gate.py has its old text 0 times: change tests/mutants/pairs.toml "
+        "with it, or remove the pair with what it took out",
+        "a: two pairs have this name",
+        "a: there is no test tests/test_gate.py::test_of_no_such_name",
     ]
 
 
 @needs("git")
-def test_what_a_change_concerns_is_chosen_and_of_the_others_a_few_in_turn(
-    project: Path, patch: Patch
+def test_pairs_of_a_change_are_tried_and_of_the_others_a_few_in_turn(
+    project: Path, pair: Pair
 ) -> None:
-    def commit(*paths: str) -> None:
-        git = ["git", "-C", str(project), "-c", "user.name=x", "-c", "user.email=x"]
-        subprocess.run([*git, "add", *paths], check=True)
-        told = ["commit", "-q", "--allow-empty", "-m", "x"]
-        subprocess.run([*git, *told], check=True)
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=x", "-c", "user.email=x"]
+        subprocess.run(["git", "-C", str(project), *who, *words], check=True)
 
-    names = {f"gate_{n:02}" for n in range(2 * runner.ONE_IN)}
-    for name in names:
-        patch(name)
-    subprocess.run(["git", "init", "-q", str(project)], check=True)
-    commit(".")
-    chosen = [runner.concerned(project)]
-    for _ in range(runner.ONE_IN - 1):
-        commit()
-        chosen.append(runner.concerned(project))
-    assert {len(few) for few in chosen} == {2}
-    assert {name for few in chosen for name in few} == names
-    patch("gate_17", what="Another head.")
-    assert "gate_17" in runner.concerned(project)
-    commit(".")
-    assert "gate_17" in runner.concerned(project)
-    assert len(runner.concerned(project)) <= 3
+    every = [pair(f"gate-{n}", "age > 0") for n in range(2 * pairs.ONE_IN)]
+    assert pairs.concerned(project, every, 0) == every  # without a history
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    few = [pairs.concerned(project, every, number) for number in range(pairs.ONE_IN)]
+    assert {len(names) for names in few} == {2}
+    assert sorted(it.name for names in few for it in names) == sorted(
+        it.name for it in every
+    )
     (project / "liveness/gate.py").write_text(f"# Shut.\n{GATE}")
-    assert set(runner.concerned(project)) == names
-    subprocess.run(["git", "-C", str(project), "checkout", "-q", "."], check=True)
-    (project / "tests/test_gate.py").write_text(f"# All.\n{TESTS}")
-    assert set(runner.concerned(project)) == names
-
-
-@needs("git")
-def test_without_the_history_of_a_project_every_mutant_is_chosen(
-    project: Path, patch: Patch, tmp_path: Path
-) -> None:
-    names = {f"gate_{n:02}" for n in range(2 * runner.ONE_IN)}
-    for name in names:
-        patch(name)
-    assert set(runner.concerned(project)) == names
-    who = ["-c", "user.name=x", "-c", "user.email=x"]
-    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "x"]):
-        subprocess.run(["git", "-C", str(project), *words], check=True)
-    clone, source = tmp_path / "shallow", project.as_uri()
-    subprocess.run(["git", "clone", "-q", "--depth=1", source, str(clone)], check=True)
-    assert set(runner.concerned(clone)) == names
-
-
-def test_the_longest_it_waits_is_less_than_a_test_may_take() -> None:
-    pyproject = (ROOT / "pyproject.toml").read_text()
-    (timeout,) = re.findall(r"^timeout = (\d+)$", pyproject, re.M)
-    assert int(timeout) > runner.LIMIT_S
+    assert pairs.concerned(project, every, 0) == every

@@ -168,7 +168,7 @@ def wheels(dist: Path, sdist: Path) -> dict[str, Path]:
     return {"compiled": compiled, "pure": pure}
 
 
-def test_the_sdist_is_what_git_tracks_but_for_corpus_and_mutants(dist: Path) -> None:
+def test_the_sdist_is_what_git_tracks_but_for_the_corpus(dist: Path) -> None:
     with tarfile.open(dist / f"{NAME}.tar.gz") as archive:
         inside = [
             member.name.removeprefix(f"{NAME}/")
