@@ -151,8 +151,6 @@ class GatewayState:
             if now < self.grace_until:
                 return Clearance(lost=given_up, why=AWAY)
             return Clearance(lost=now)
-        if now < self.grace_until:
-            return Clearance(lost=given_up, renew=self.renew_until, why=UNREAD)
         # The gateway sends its collected events during the grace. A socket that was read
         # empty before the grace was over proves nothing about them.
         empty_at = self.empty_at if self.empty_at >= self.grace_until else NEVER

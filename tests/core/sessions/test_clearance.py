@@ -8,6 +8,7 @@ from liveness.core.sessions.clearance import (
     AWAY,
     MUTE,
     NEVER,
+    SHORT_PAUSE_S,
     STORM,
     UNREAD,
     Clearance,
@@ -82,6 +83,51 @@ def test_a_new_link_has_to_be_read_empty_itself(gateway: GatewayState) -> None:
     gateway.empty_at = 120.0
     gateway.linked(ping=None, now=121.0)
     assert gateway.clearance(150.0, hold=HOLD_S).silence == NEVER
+
+
+def test_a_link_is_read_itself_though_the_last_was_read_at_the_same_instant() -> None:
+    gateway = GatewayState("g", 0, reconnect_grace=0.0, users=3)
+    gateway.linked(ping=None, now=100.0)
+    gateway.empty_at = 100.0
+    gateway.linked(ping=None, now=100.0)
+    assert gateway.clearance(100.0, hold=HOLD_S).silence == NEVER
+
+
+def test_a_short_pause_of_reading_gives_no_time_to_settle(
+    gateway: GatewayState,
+) -> None:
+    gateway.reading_paused(150.0)
+    gateway.reading_resumed(150.0 + SHORT_PAUSE_S)
+    assert gateway.grace_until == 100.0 + SETTLE_S
+
+
+def test_a_gateway_without_users_has_no_longer_timeout_in_force(
+    pinging: GatewayState,
+) -> None:
+    pinging.set_in_force(30.0, 100.0, before=0.0)
+    pinging.set_in_force(10.0, 110.0, before=30.0)
+    assert pinging.in_force == 10.0
+
+
+def test_the_timeout_in_force_named_again_is_kept_no_longer(
+    gateway: GatewayState,
+) -> None:
+    gateway.set_in_force(30.0, 100.0, before=0.0)
+    gateway.set_in_force(30.0, 150.0, before=30.0)
+    assert gateway.in_force_until == NEVER
+
+
+def test_a_gateway_that_is_not_mute_breaks_no_promise(pinging: GatewayState) -> None:
+    pinging.count_miss(100.0)
+    assert pinging.mutes == 0
+
+
+def test_a_gateway_heard_at_the_instant_of_a_miss_can_miss_again(
+    pinging: GatewayState,
+) -> None:
+    pinging.count_miss(200.0)
+    pinging.heard(200.0)
+    assert pinging.has_missed(300.0)
 
 
 @pytest.mark.parametrize(
