@@ -88,19 +88,11 @@ class Journal(Player):
 # What happens to ann and bob.
 JUDGED: Final = histories(
     """
-on a host, and online: 100 comes ann a, 120
-logout: 100 comes ann a, 105 leaves ann a, 105.3 offline ann a logout, 120
 silent, when due: 100 comes ann a, 105 silent ann a, 115.2 offline ann a silence, 130
-roamed, offline on the old host only: {ROAMED}, 130
-roamed, offline: {ROAMED}, 115.1 offline ann a silence => false ann
 roamed, offline twice: {ROAMED}, 115.1 offline ann a silence, 115.2 online ann b,
     115.3 offline ann b silence => false ann, false ann
 hopped, offline before anyone could know: {HOPPED}, 105.1 offline ann a logout, 105.2
     online ann b, 120
-hopped, an old offline read late: {HOPPED}, 107 offline ann a logout 105.1, 107 online
-    ann b, 120
-host lost, on another one: {LOST}, 105.5 joins ann b, 105.7 moved ann b, 105.5 joins
-    bob c, 106 moved bob c, 130
 host lost, offline though on another one: {LOST}, 105.5 joins ann b, 105.7 moved ann
     b, 111 offline bob a host_lost, 111 offline ann b host_lost => false ann
 host back, a user that is on another one is offline: {LOST}, 111 offline ann a
@@ -108,9 +100,6 @@ host back, a user that is on another one is offline: {LOST}, 111 offline ann a
     gateway_lost => false ann
 Redis emptied, all listed again: {EMPTIED}, 113 listed ann, 150
 Redis emptied, not settled yet: {EMPTIED}, 108.5 listed_early, 109 online ann c, 150
-Redis emptied, filled by one host before the other: 100 comes ann a, 102 joins ann c,
-    102 moved ann c, 105 redis_killed, 108 redis_up, 108.1 online ann a, 108.2 leaves
-    ann a, 108.3 offline ann a logout, 108.4 online ann c, 150
 Redis emptied, one forgotten: {EMPTIED}, 113 listed, 114 online ann c, 150 => false
     ann
 Redis emptied, one that came meanwhile: 100 comes ann a, 105 redis_killed, 106 leaves

@@ -82,16 +82,12 @@ JUDGED: Final = histories(
 silent, when due: ann silent | 110 offline ann silence ~ 0.00
 silent, late to the arrival, early to the decision: ann silent, bob silent | 110.25
     offline ann silence 110.1, 110.25 offline bob silence 109.9 ~ 0.25 => early bob
-silent, early: ann silent | 109.999 offline ann silence => early ann
 silent, early, disturbed: ann silent | 100 away, 109.999 offline ann silence => early
     ann
-talks, silent at 100.2 s: bob keepalive, eve keepalive | 100.2 offline bob silence =>
-    false bob
 talks, silent at 110.2 s: bob keepalive, eve keepalive | 110.2 offline bob silence =>
     false bob
 silent, wrote after the decision: ann keepalive | 100 silent ann, 110.15 wrote ann,
     110.2 offline ann silence 110.1 ~ 0.20
-silent, to be reported yet: ann silent | 111.3
 silent, missed once: ann silent | 112 offline ann silence ~ 2.00 => missed ann
 silent, twice: ann silent | 110.1 offline ann silence, 110.1 offline ann silence ~
     0.10 => false ann
@@ -101,17 +97,12 @@ logout, to be reported yet: bob logout, eve logout | {LEFT}, 101
 logout, missed: bob logout, eve logout | {LEFT}, 101.1 => missed eve
 talks, logged out: bob keepalive, eve keepalive | 100.2 offline bob logout => false
     bob
-talks, lost: bob keepalive, eve keepalive | 100.2 offline bob gateway_lost => false
-    bob
-back after the gateway's kill: bob keepalive, eve keepalive | {CUT}, 105.2
 lost before its connection is seen to end: bob keepalive, eve keepalive | 100.5
     killed, 100.6 offline bob gateway_lost, 100.7 hung_up bob, 101 restarted, 101
     offline eve gateway_lost, 101.1 hung_up eve
 back, and not online: bob keepalive, eve keepalive | {CUT}, 105.5 => missed eve
 hung up by a gateway that runs: ann chat, bob chat, eve silent | 100.2 hung_up ann,
     100.2 hung_up bob silence, 100.2 hung_up eve => false ann
-silent after a disturbance, until 129.2 s: ann silent, bob silent | 100 away, 115
-    back, 125 offline ann silence, 129.2 ~ ?
 silent after a disturbance, until 129.5 s: ann silent, bob silent | 100 away, 115
     back, 125 offline ann silence, 129.5 ~ ? => missed bob
 """,

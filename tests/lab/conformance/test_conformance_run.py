@@ -1,11 +1,16 @@
 """A right gateway keeps all rules; each wrong one breaks exactly the rule that is meant."""
 
+import json
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
 
+from liveness.cli import main
 from liveness.lab.conformance.conformance_run import SITUATIONS, run
 from liveness.lab.conformance.rules import (
     ADVISED,
@@ -17,13 +22,20 @@ from liveness.lab.conformance.rules import (
     RunResult,
 )
 from tests.helpers.tree import ROOT
-from tests.lab.conformance.wrong_gateway import FAULTS, INTEGERS
+from tests.lab.conformance.wrong_gateway import FAULTS
+from tests.system.sidecar import eventually
 
-OPTIONS: Final = "--sidecar {socket} --name {name} --port {port}"
+WRONG: Final = "tests.lab.conformance.wrong_gateway"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
 
 
 async def played(module: str, *rules: int) -> RunResult:
-    words = (sys.executable, "-m", *f"{module} {OPTIONS}".split())
+    options = "--sidecar {socket} --name {name} --port {port}"
+    words = (sys.executable, "-m", *f"{module} {options}".split())
     return await run(words, rules=rules)
 
 
@@ -47,8 +59,8 @@ async def test_the_demos_gateway_keeps_every_rule() -> None:
 # The run waits some seconds for what these gateways never do.
 SLOW: Final = {
     "no-acks", "stands-while-it-writes", "sends-nothing-again", "ends-at-a-refusal",
-    "no-logouts", "frames-come-whole", "ignores-gaps",
-    "acks-known-kinds-only", "fixed-pauses", "long-pauses",
+    "no-logouts", "frames-come-whole", "ignores-gaps", "acks-known-kinds-only",
+    "fixed-pauses",
 }  # fmt: skip
 
 
@@ -59,12 +71,9 @@ SLOW: Final = {
         for fault in FAULTS
     ],
 )
-async def test_a_fault_breaks_exactly_its_rule(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
+async def test_a_fault_breaks_exactly_its_rule(fault: str) -> None:
     rule, _ = FAULTS[fault]
-    result = await played(f"tests.lab.conformance.wrong_gateway {fault}", rule)
+    result = await played(f"{WRONG} {fault}", rule)
     assert result.failed == {rule}, result
     (verdict,) = result.verdicts
     assert verdict.outcome == (ADVISED if rule in ADVISED_RULES else FAIL)
@@ -72,24 +81,57 @@ async def test_a_fault_breaks_exactly_its_rule(
     assert result.is_kept == (rule in ADVISED_RULES)
 
 
-async def test_a_gateway_may_make_integers_of_names_of_digits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(ROOT)
+async def test_a_gateway_may_make_integers_of_names_of_digits() -> None:
     rules = (12, 13, 16, 17)
-    result = await played(f"tests.lab.conformance.wrong_gateway {INTEGERS}", *rules)
-    assert [verdict.outcome for verdict in result.verdicts] == [PASS] * len(rules), (
-        result
-    )
+    result = await played(f"{WRONG} integers-of-digits", *rules)
+    assert [verdict.outcome for verdict in result.verdicts] == [PASS] * 4, result
 
 
 @pytest.mark.long
-async def test_a_rule_whose_situation_broke_off_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(ROOT)
-    result = await played("tests.lab.conformance.wrong_gateway no-acks", 7)
+async def test_a_rule_whose_situation_broke_off_is_not_kept() -> None:
+    result = await played(f"{WRONG} no-acks", 7)
     (verdict,) = result.verdicts
     assert verdict.outcome == NOT_TRIED, "what came before the break was kept"
     assert "broke off: the gateway does not acknowledge" in verdict.why
     assert not result.is_kept
+
+
+def test_the_command_says_by_its_exit_code_whether_rules_are_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gateway = f"{sys.executable} -m {WRONG} counts-from-one"
+    options = ["--command", f"{gateway} --sidecar {{socket}} --port {{port}}"]
+    assert main.main(["conformance", *options, "--json", "--rule", "G9"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept"]
+    assert main.main(["conformance", *options, "--rule", "G10"]) == 1
+    assert capsys.readouterr().out.startswith("G10  FAIL     Choose conns that never")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "line"),
+    [
+        ("cat {prot} {port}", os.EX_CONFIG, "and may have no others than {socket}, {name}, {port}"),
+        ("sh -c 'echo hm' {port}", 1, "no hello came as 'gw-1'; correct --command. The gateway has ended, exit code 0; its output: hm"),
+    ],
+    ids=["placeholder", "ended"],
+)  # fmt: skip
+def test_a_command_that_starts_no_gateway_is_refused_in_one_line(
+    command: str, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["conformance", "--command", command]) == code
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert line in said
+
+
+def test_a_run_that_is_ended_by_sigterm_ends_the_gateway_too(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    gateway = f"sh -c 'echo $$ > {file}; exec sleep 600' {{port}}"
+    run = [sys.executable, "-m", "liveness", "conformance", "--command", gateway]
+    with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: file.exists() and bool(file.read_text()))
+        process.terminate()
+        _, said = process.communicate(timeout=300)
+    assert (process.returncode, said) == (1, "liveness: ended by SIGTERM\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
