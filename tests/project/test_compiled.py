@@ -2,7 +2,6 @@
 
 The installations are real: pip makes them from a copy of the sources, with this
 environment's own setuptools and Cython and without a network, into folders of their own.
-Where there must be no gcc or no Python.h, the real build looks for one in vain.
 """
 
 import os
@@ -59,17 +58,11 @@ def test_the_gate_runs_on_the_compiled_wheel() -> None:
     assert compiled.WHEEL == "compiled" or not os.environ.get("CI")
 
 
-@pytest.mark.parametrize("chosen", ["0", ""])
-def test_the_compiled_wheel_serves_unless_forced(tmp_path: Path, chosen: str) -> None:
-    by_itself = python("-c", SHOW, cwd=tmp_path)
-    assert by_itself.stdout in ("compiled: \n", f"reference: {NOT_COMPILED}\n")
-    same = python("-c", SHOW, cwd=tmp_path, LIVENESS_PURE_WHEEL=chosen)
-    assert same.stdout == by_itself.stdout
-
-
 def test_the_reference_serves_where_it_is_forced(tmp_path: Path) -> None:
     forced = python("-c", SHOW, cwd=tmp_path, LIVENESS_PURE_WHEEL="1")
     assert forced.stdout == "reference: LIVENESS_PURE_WHEEL is set\n"
+    by_itself = python("-c", SHOW, cwd=tmp_path, LIVENESS_PURE_WHEEL="0")
+    assert by_itself.stdout in ("compiled: \n", f"reference: {NOT_COMPILED}\n")
 
 
 @pytest.mark.parametrize(
@@ -98,11 +91,8 @@ def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 def test_a_sidecar_on_the_reference_says_once_why(tmp_path: Path) -> None:
     with Sidecar(tmp_path, pure_wheel=1) as sidecar:
         sidecar.start()
-        assert 'wheel="reference"' in sidecar.get("/metrics")[1]
         assert sidecar.stop() == 0
-        lines = sidecar.lines
-    assert lines[0]["wheel"] == "reference"
-    told = [line for line in lines if "why" in line]
+        told = [line for line in sidecar.lines if "why" in line]
     assert [(line["level"], line["why"]) for line in told] == [
         ("info", "LIVENESS_PURE_WHEEL is set")
     ]
@@ -142,10 +132,6 @@ def version(target: Path) -> str:
     return shown.stdout.splitlines()[-1]
 
 
-def no_gcc(folder: Path) -> dict[str, str]:
-    return {"PATH": str(folder)}
-
-
 def a_failing_gcc(folder: Path) -> dict[str, str]:
     (folder / "gcc").write_text("#!/bin/sh\necho out of order >&2; exit 1\n")
     (folder / "gcc").chmod(0o755)
@@ -174,15 +160,10 @@ def place(tmp_path: Path, sources: Path) -> Path:
 @pytest.mark.parametrize(
     ("lacking", "reason"),
     [
-        (no_gcc, "No such file or directory"),
         (a_failing_gcc, "out of order"),
-        pytest.param(
-            no_header,
-            "Python.h: No such file or directory",
-            marks=needs("gcc"),
-        ),
+        pytest.param(no_header, "Python.h: No such file", marks=needs("gcc")),
     ],
-    ids=["no-gcc", "broken-gcc", "no-header"],
+    ids=["broken-gcc", "no-header"],
 )
 def test_without_a_compiler_the_reference_is_installed(
     place: Path,

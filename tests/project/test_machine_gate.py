@@ -22,9 +22,8 @@ def system(*arguments: str, path: Path) -> Done:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ("deploy/install", True),
-        ("README.md", True),
         ("README.md setup.py", True),
+        ("deploy/install", True),
         ("docs/deploy/setup.py liveness/setup.py", False),
         ("", False),
     ],

@@ -183,12 +183,7 @@ def ready(copy: Copy) -> Copy:
 
 @pytest.mark.parametrize(
     ("target", "locks"),
-    [
-        ("demo", [RUNTIME]),
-        ("release", [DEV]),
-        ("test", [DEV]),
-        ("audit", [DEV, FUZZ]),
-    ],
+    [("demo", [RUNTIME]), ("test", [DEV]), ("audit", [DEV, FUZZ])],
 )
 def test_a_target_installs_only_its_locks(
     copy: Copy, target: str, locks: list[str]
@@ -203,11 +198,9 @@ def test_a_target_installs_only_its_locks(
 @pytest.mark.parametrize(
     ("session", "args", "paths", "is_parallel"),
     [
-        ("test", "", [], True),
         ("tests", "-k wheel", ["tests"], True),
         ("tests", "tests/core", ["tests/core"], True),
         ("tests", "tests/a.py", ["tests/a.py"], False),
-        ("slow", "", ["tests"], False),
     ],
 )
 def test_a_target_runs_every_test_unless_some_are_named(
@@ -224,11 +217,9 @@ def test_a_target_runs_every_test_unless_some_are_named(
     assert any("--numprocesses" in word for word in asked) == is_parallel
 
 
-@pytest.mark.parametrize("before", [[], ["LEVEL=runtime"]])
-def test_an_interrupted_set_up_is_redone(copy: Copy, before: list[str]) -> None:
-    if before:
-        copy.run("make", "setup", *before)
-        (copy.path / ".venv/half-installed").touch()
+def test_an_interrupted_set_up_is_redone(copy: Copy) -> None:
+    copy.run("make", "setup", "LEVEL=runtime")
+    (copy.path / ".venv/half-installed").touch()
     assert copy.run("make", "setup", INTERRUPT="1").returncode != 0
     copy.traced()
     assert copy.run("make", "setup").returncode == 0
@@ -247,12 +238,7 @@ def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        "echo >>liveness/core/wheel/_wheel.pyx",
-        "echo >liveness/core/wire/_wire.pxd",
-        "echo >>setup.py",
-        "rm headers/Python.h",
-    ],
+    ["echo >liveness/core/wire/_wire.pxd", "echo >>setup.py", "rm headers/Python.h"],
 )
 def test_another_source_or_compiler_compiles_anew(ready: Copy, change: str) -> None:
     ready.run("sh", "-c", change)
@@ -290,32 +276,24 @@ def test_serve_keeps_to_a_folder_of_the_clone(ready: Copy) -> None:
     assert not own.exists()
 
 
-def test_a_folder_that_the_makefile_did_not_make_is_left_alone(copy: Copy) -> None:
+@pytest.mark.parametrize("target", ["setup", "clean"])
+def test_a_folder_that_the_makefile_did_not_make_is_left_alone(
+    copy: Copy, target: str
+) -> None:
     (copy.path / "mine").mkdir()
-    (copy.path / "mine" / "work").touch()
-    for target in ("setup", "clean"):
-        refused = copy.run("make", target, "VENV=mine")
-        assert (copy.path / "mine" / "work").exists()
-        assert ("mine was not made by make setup" in refused.stderr) == (
-            target == "setup"
-        )
+    (copy.path / "mine/work").touch()
+    copy.run("make", target, "VENV=mine")
+    assert [*(copy.path / "mine").iterdir()] == [copy.path / "mine/work"]
 
 
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        (
-            "import platform; sys.version_info = (3, 10, 4);"
-            " platform.python_version = lambda: '3.10.4'",
-            "Python 3.11 or newer is needed, python3 is 3.10.4. Name a newer one: PYTHON=",
-        ),
-        (
-            "sys.modules['ensurepip'] = None",
-            "python3 lacks the venv module. Debian: apt install git make python3-venv",
-        ),
+        ("import platform; sys.version_info = (3, 10, 4)", "Python 3.11 or newer is"),
+        ("sys.modules['ensurepip'] = None", "python3 lacks the venv module. Debian: "),
         ("sys.exit(1)", "python3 does not run here. Debian: apt install git make"),
     ],
-    ids=lambda text: text[:20],
+    ids=["old", "without venv", "broken"],
 )
 def test_a_missing_program_is_one_line(copy: Copy, lie: str, said: str) -> None:
     refused = copy.run("make", "demo", LIE=lie)
