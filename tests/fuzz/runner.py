@@ -45,25 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{asked.replay}: no fault")
         return 0
     if importlib.util.find_spec("atheris") is None:
-        print(
-            "fuzz: atheris is not installed here: make fuzz brings it, where this "
-            "Python has a wheel of it",
-            file=sys.stderr,
-        )
-        return 2
-    targets = [asked.target] if asked.target else [*TARGETS]
+        sys.exit("fuzz: atheris is not installed: make fuzz does it, if it can")
     failed = [
         target
-        for target in targets
+        for target in ([asked.target] if asked.target else TARGETS)
         if not fuzz(
             target, asked.runs or RUNS[target], seed=asked.seed, is_kept=asked.keep
         )
     ]
     for target in failed:
-        print(
-            f"fuzz: a finding of {target}, named above; again: make fuzz "
-            'ARGS="--replay FILE"'
-        )
+        print(f'fuzz: a finding of {target}; again: make fuzz ARGS="--replay FILE"')
     return 1 if failed else 0
 
 
@@ -105,11 +96,8 @@ def fuzz(target: str, runs: int, *, seed: int, is_kept: bool) -> bool:
             *map(str, (found, committed, begun)),
         )
         if is_clean and is_kept:
-            merged = _drive(
-                target, "-merge=1", *map(str, (kept, committed, found, begun))
-            )
-            if not merged:
-                raise RuntimeError("the corpus could not be merged")
+            places = map(str, (kept, committed, found, begun))
+            assert _drive(target, "-merge=1", *places)
             shutil.rmtree(committed)
             shutil.copytree(kept, committed)
     return is_clean

@@ -199,12 +199,7 @@ AWAY: Final = (0.0, 0.25, 600.0, 86_400.0)
 
 
 class World:
-    """A presence with the links of its gateways, of one implementation.
-
-    Args:
-        wheel: Its wheel.
-        reader: What finds the frames in its links' bytes.
-    """
+    """A presence with the links of its gateways, of one implementation."""
 
     def __init__(self, wheel: type[Wheel], reader: type[Reader]) -> None:
         self.sessions = Sessions(wheel, timeout=SERVER_TIMEOUT)
