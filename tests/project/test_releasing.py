@@ -18,8 +18,8 @@ from packaging.utils import parse_wheel_filename
 import liveness
 from tests.helpers.needs import needs_compiler
 from tests.helpers.processes import succeeded
-from tests.helpers.tree import ROOT, tracked
-from tests.project.test_packaging import MODULES, copy, inside, run
+from tests.helpers.tree import ROOT
+from tests.project.test_packaging import copy, run
 from tests.project.test_repository import TARGETS
 
 __all__ = ["copy"]  # a fixture
@@ -62,38 +62,17 @@ def test_a_compiled_wheel_is_for_every_linux_and_the_pure_one_for_all(
     assert all(tag.platform.startswith("manylinux") for tag in tags)
     assert "manylinux_2_17" in compiled.name
     assert [*map(str, parse_wheel_filename(pure.name)[3])] == ["py3-none-any"]
-    ours = {name for name in tracked(ROOT) if name.startswith("liveness/")}
-    packed = [
-        {name for name in inside(wheel) if not re.search(r"\.dist-info/|/$", name)}
-        for wheel in (compiled, pure)
-    ]
-    assert packed == [ours | MODULES, ours]
 
 
-@pytest.mark.parametrize(
-    ("pythons", "said"),
-    [
-        (
-            "python3.11 /nowhere/python3 no-python",
-            "not here, or without the module venv: ",
-        ),
-        ("debian:bookworm", "debian:bookworm needs root and mmdebstrap"),
-    ],
-    ids=["commands", "Debian"],
-)
-def test_a_python_that_is_missing_is_named(
-    copy: Path, tmp_path: Path, pythons: str, said: str
-) -> None:
+def test_a_python_that_is_missing_is_named(copy: Path, tmp_path: Path) -> None:
     for program in ("bash", "date", "dirname", "id", "realpath", "sh", "stat"):
         (tmp_path / program).symlink_to(shutil.which(program) or program)
     (tmp_path / "python3.11").symlink_to(sys.executable)
-    chosen = {"PYTHONS": pythons, "PATH": str(tmp_path)}
+    chosen = {"PYTHONS": "python3.11 /nowhere/python3", "PATH": str(tmp_path)}
     refused = run("deploy/release", "wheels", cwd=copy, **chosen)
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"liveness: {said}")
-    assert ("/nowhere/python3 no-python. Install" in refused.stderr) == (
-        "no-python" in pythons
-    )
+    missing = "not here, or without the module venv: /nowhere/python3. Install"
+    assert refused.stderr.startswith(f"liveness: {missing}")
 
 
 # --- what is refused
@@ -142,7 +121,6 @@ def test_a_release_is_made_of_a_commit_with_its_tag_and_changes(clone: Path) -> 
     ("change", "said"),
     [
         ("touch new", "the clone has changes that are not committed"),
-        (f"git tag -d {TAG}", f"does not have the tag {TAG}"),
         ("git commit --allow-empty -m it", f"does not have the tag {TAG}"),
         (
             f"sed -i 's/ - 2026-11-26//' CHANGELOG.md; {AGAIN}",
@@ -153,7 +131,7 @@ def test_a_release_is_made_of_a_commit_with_its_tag_and_changes(clone: Path) -> 
             "is no host: set [project.urls]",
         ),
     ],
-    ids=["changed", "no tag", "the next one", "no date", "no host"],
+    ids=["changed", "the next one", "no date", "no host"],
 )
 def test_no_release_is_made_of_another_commit_nor_elsewhere(
     clone: Path, change: str, said: str
@@ -187,19 +165,3 @@ def test_the_job_that_runs_our_code_may_publish_nothing() -> None:
     for name, job in jobs.items():
         uses = " ".join(step.get("uses", "") for step in job["steps"])
         assert ("actions/checkout" in uses) == (name == "make")
-
-
-# --- what messages and pages say
-
-
-def test_every_installation_is_of_the_distribution_and_its_extras() -> None:
-    names, known = set(), {*PROJECT["optional-dependencies"]}
-    for name in tracked(ROOT):
-        if name.startswith(("liveness/", "docs/", "deploy/")) or name == "README.md":
-            text = (ROOT / name).read_bytes().decode(errors="replace")
-            for package, extras in re.findall(
-                r"\b(liveness[\w-]*)\[([a-z,{}]+)\]", text
-            ):
-                names.add(package)
-                assert {*extras.split(",")} <= known | {"{extra}"}, name
-    assert names == {PROJECT["name"]}
