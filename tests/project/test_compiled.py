@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from liveness.config import compiled
-from tests.helpers.needs import needs, needs_compiler
+from tests.helpers.needs import needs_compiler
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT
 from tests.system.sidecar import Sidecar
@@ -132,21 +132,6 @@ def version(target: Path) -> str:
     return shown.stdout.splitlines()[-1]
 
 
-def a_failing_gcc(folder: Path) -> dict[str, str]:
-    (folder / "gcc").write_text("#!/bin/sh\necho out of order >&2; exit 1\n")
-    (folder / "gcc").chmod(0o755)
-    return {"CC": str(folder / "gcc")}
-
-
-def no_header(folder: Path) -> dict[str, str]:
-    """Python says that its headers are in *folder*, by the means of cross compilers."""
-    said = sysconfig.get_config_vars() | dict.fromkeys(
-        ["INCLUDEPY", "CONFINCLUDEPY"], str(folder)
-    )
-    (folder / "_no_header.py").write_text(f"build_time_vars = {said!r}\n")
-    return {"PYTHONPATH": str(folder), "_PYTHON_SYSCONFIGDATA_NAME": "_no_header"}
-
-
 @pytest.fixture
 def place(tmp_path: Path, sources: Path) -> Path:
     """A folder with an own copy of the sources, and an empty one for a machine's lack."""
@@ -156,31 +141,12 @@ def place(tmp_path: Path, sources: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_required", [False, True], ids=["allowed", "required"])
-@pytest.mark.parametrize(
-    ("lacking", "reason"),
-    [
-        (a_failing_gcc, "out of order"),
-        pytest.param(no_header, "Python.h: No such file", marks=needs("gcc")),
-    ],
-    ids=["broken-gcc", "no-header"],
-)
-def test_without_a_compiler_the_reference_is_installed(
+def test_what_has_to_be_compiled_is_not_installed_without_a_compiler(
     place: Path,
-    lacking: Callable[[Path], dict[str, str]],
-    reason: str,
-    *,
-    is_required: bool,
 ) -> None:
-    machine = lacking(place / "machine") | (REQUIRED if is_required else {})
-    code, said = installed(place / "sources", place / "target", **machine)
-    assert reason in said
-    assert (code != 0) is is_required, said
-    if is_required:
-        assert not (place / "target").exists()
-    else:
-        expected = f"wheel: reference, because {NOT_COMPILED}"
-        assert version(place / "target") == expected
+    code, said = installed(place / "sources", place / "target", CC="false", **REQUIRED)
+    assert code != 0, said
+    assert not (place / "target").exists()
 
 
 @needs_compiler

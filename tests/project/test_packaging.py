@@ -14,11 +14,10 @@ import tarfile
 import tomllib
 import venv
 import zipfile
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from email import message_from_bytes
 from email.message import Message
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +44,6 @@ LEFT: Final = (
     ".venv/lib/left.py",
     ".pytest_cache/left",
     "build/lib/liveness/left.py",
-    "liveness/core/wheel/_wheel.c.pyc",
     f"liveness/core/wheel/_wheel{SUFFIX}",
     "liveness/core/wheel/__pycache__/wheel.cpython-311.pyc",
     "tests/__pycache__/tree.cpython-311.pyc",
@@ -174,8 +172,8 @@ def inside(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def metadata(wheel: Path, file: str = "METADATA") -> Message:
-    return message_from_bytes(inside(wheel)[f"{NAME}.dist-info/{file}"])
+def metadata(wheel: Path) -> Message:
+    return message_from_bytes(inside(wheel)[f"{NAME}.dist-info/METADATA"])
 
 
 @needs_compiler
@@ -234,24 +232,17 @@ def test_of_the_same_sources_the_same_compiled_wheel_is_made(
 # --- what is installed -------------------------------------------------------------------
 
 
-def required(
-    wanted: Iterable[str], extra: str, installed: Callable[[str], Distribution]
-) -> set[str]:
-    """The packages that these requirements need, by the installed metadata."""
-    found, left = set[str](), [*wanted]
+def needed(wheel: Path, extra: str) -> set[str]:
+    """The packages that a wheel needs, by the installed metadata."""
+    found, left = set[str](), metadata(wheel).get_all("Requires-Dist", [])
     while left:
         asked = Requirement(left.pop())
         name = canonicalize_name(asked.name)
         applies = asked.marker is None or asked.marker.evaluate({"extra": extra})
         if applies and name not in found:
             found.add(name)
-            left += installed(name).requires or []
+            left += distribution(name).requires or []
     return found
-
-
-def needed(wheel: Path, extra: str) -> set[str]:
-    wanted = metadata(wheel).get_all("Requires-Dist", [])
-    return required(wanted, extra, distribution)
 
 
 def installed(wheel: Path, folder: Path, extra: str = "") -> Path:
