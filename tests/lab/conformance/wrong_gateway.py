@@ -97,7 +97,6 @@ SMALL: Final[dict[str, tuple[int, Any, str, Change]]] = {
     "closes-by-user": (16, Client, "_end_of", lambda was, self, _, reason, each: next((was(self, own, reason, each) for own, uid in self.reports.uids.items() if str(uid) == str(each["uid"])), None)),
     "knows-silence-and-moved-only": (17, *other_if(lambda each: each.get("reason") == "gateway_lost")),
     "believes-repeats": (18, Inbox, "is_new", lambda *_: True),
-    "fixed-pauses": (20, Dialer, "_pause_after", lambda was, self, error: was(self, error) if isinstance(error, Refused) else (0.3, 0.3)),
     "impatient": (22, dialer, "MAX_REFUSED_BACKOFF_S", 0.1),
     "closes-after-it-was-shut-out": (25, Client, "shut_out", lambda *_: None),
     "never-fresh": (26, *hello(lambda _, options: options.pop("fresh", None))),
@@ -158,6 +157,12 @@ def activity_behind_the_logout(original: Any, self: Any, conn: int) -> None:
 def no_acks(original: Any, self: Any, now: float, *, is_due: bool) -> Any:
     self._acked = 10**9
     return original(self, now, is_due=is_due)
+
+
+@fault(20, Dialer, "_pause_after")
+def fixed_pauses(original: Any, self: Any, error: Any) -> Any:
+    pause_s = original(self, error)
+    return pause_s if isinstance(error, Refused) else (0.3, 0.3)
 
 
 @fault(21, Dialer, "_pause_after")
