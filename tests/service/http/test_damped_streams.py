@@ -7,7 +7,7 @@ import trio
 
 from liveness.config.settings import HttpSettings
 from tests.service.http.reading import Event, reading
-from tests.service.rig import Caller, Rig, slowed
+from tests.service.rig import Caller, Rig
 
 SETTLE_S = 5
 
@@ -46,19 +46,6 @@ async def test_an_offline_settles_though_the_log_is_still(rig: Rig) -> None:
         end = await reader.event()
         assert end is not None
         assert end.name == "end"
-
-
-async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
-    writer = rig.log_writer.writer
-    async with feed(rig) as reader:
-        await reader.event()
-        await does(gateway, "logout", "ada", "bob")
-        monkeypatch.setattr(writer, "write", slowed(writer.write, 2 * SETTLE_S))
-        await gateway.send(["login", ["ada"]])
-        assert seqs_of(await reader.events(1)) == [4]
 
 
 async def test_a_reader_that_reconnects_by_the_last_id_loses_nothing(rig: Rig) -> None:
