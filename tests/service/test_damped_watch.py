@@ -21,7 +21,6 @@ from tests.service.rig import Caller, Rig, VirtualWallClock, running
 
 SETTLE_S = 5.0
 NAME = "friends"
-virtual = pytest.mark.rig(clock=VirtualWallClock)
 
 
 def watch_of(path: Path, **options: Any) -> Watch:
@@ -69,7 +68,6 @@ def cursor(rig: Rig) -> int:
 # --- what comes, and when -------------------------------------------------------------
 
 
-@virtual
 async def test_an_offline_comes_when_its_user_was_away_for_long_enough(
     rig: Rig,
 ) -> None:
@@ -86,7 +84,6 @@ async def test_an_offline_comes_when_its_user_was_away_for_long_enough(
         assert (watch.damping.left_out, watch.damping.hurried) == (2, 0)
 
 
-@virtual
 async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) -> None:
     gateway = await rig.gateway("g", kinds=[])
     await gateway.apply(["login", "ada", {"conn": 7}])
@@ -106,7 +103,6 @@ async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) ->
         }
 
 
-@virtual
 async def test_offlines_settle_while_timers_fire_all_the_time(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada"], kinds=[])
     await does(gateway, "logout", "ada")
@@ -128,7 +124,6 @@ def test_a_settle_s_that_is_none_is_refused(settle_s: Any) -> None:
 # --- positions ------------------------------------------------------------------------
 
 
-@virtual
 async def test_a_crash_loses_no_offline_that_waited(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
     async with reading(rig, name=NAME) as watch:
@@ -156,7 +151,6 @@ async def test_a_crash_loses_no_offline_that_waited(rig: Rig) -> None:
         assert cursor(rig) == watch.position == 5
 
 
-@virtual
 async def test_a_record_that_is_not_finished_comes_again(rig: Rig) -> None:
     gateway = await rig.gateway(kinds=[], name="g")
     for found in (1, 2):
@@ -166,7 +160,6 @@ async def test_a_record_that_is_not_finished_comes_again(rig: Rig) -> None:
             assert watch.position == found  # if the program has done its work on it
 
 
-@virtual
 async def test_a_move_that_is_not_finished_comes_again(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
     other = await rig.gateway("h", kinds=[])
@@ -187,11 +180,11 @@ async def test_a_log_that_lost_its_end_is_read_from_its_beginning(
 ) -> None:
     folder, older = tmp_path / "state", tmp_path / "older"
     folder.mkdir()
-    async with running(folder, clock=VirtualWallClock) as rig:
+    async with running(folder) as rig:
         await rig.gateway_of(["ada", "bob"], kinds=[])
     shutil.copytree(folder, older, ignore=shutil.ignore_patterns("*.sock"))
     async with watch_of(folder / "g.sock", name=NAME) as watch:
-        async with running(folder, clock=VirtualWallClock) as rig:
+        async with running(folder) as rig:
             await watch.connected()
             gateway = await rig.gateway_of([], kinds=[])
             await does(gateway, "logout", "bob")
@@ -200,7 +193,7 @@ async def test_a_log_that_lost_its_end_is_read_from_its_beginning(
         # With its mark, so that no sidecar can tell, and its log keeps its id.
         shutil.rmtree(folder / "state")
         shutil.copytree(older, folder, dirs_exist_ok=True)
-        async with running(folder, clock=VirtualWallClock):
+        async with running(folder):
             with trio.fail_after(60):
                 found = [await anext(watch) for _ in range(4)]
     assert [(it["kind"], it["seq"]) for it in found] == [
@@ -211,7 +204,7 @@ async def test_a_log_that_lost_its_end_is_read_from_its_beginning(
     ]
 
 
-@pytest.mark.rig(clock=VirtualWallClock, window=3)
+@pytest.mark.rig(window=3)
 async def test_a_small_window_does_not_fill_while_offlines_wait(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada"], kinds=[])
     async with reading(rig, name=NAME) as watch:
@@ -225,7 +218,6 @@ async def test_a_small_window_does_not_fill_while_offlines_wait(rig: Rig) -> Non
         assert await next_of(watch, 2) == [(ONLINE, "last"), (OFFLINE, "ada")]
 
 
-@virtual
 async def test_a_program_goes_on_from_the_position_that_it_stored(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada"], kinds=[])
     async with reading(rig) as watch:
@@ -241,7 +233,6 @@ async def test_a_program_goes_on_from_the_position_that_it_stored(rig: Rig) -> N
         assert watch.position == 4
 
 
-@virtual
 async def test_the_oldest_goes_early_if_too_many_wait(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +248,6 @@ async def test_the_oldest_goes_early_if_too_many_wait(
         assert "passed on early" in lines[-1]
 
 
-@virtual
 async def test_a_user_who_is_back_while_the_program_works_does_not_go_offline(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +265,6 @@ async def test_a_user_who_is_back_while_the_program_works_does_not_go_offline(
         assert watch.damping.left_out == 2
 
 
-@virtual
 async def test_a_new_link_has_its_moment_to_say_who_is_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.service.http.reading import reading
-from tests.service.rig import Caller, Rig, VirtualWallClock, running
+from tests.service.rig import Caller, Rig, running
 
 NAME: Final = "reader"
 QUIET_S: Final = 1.0
@@ -103,7 +103,7 @@ READERS: Final[dict[str, Callable[[], LogReader]]] = {
 @asynccontextmanager
 async def life(folder: Path, *uids: str) -> AsyncIterator[Rig]:
     """A sidecar that writes a record for each of these users; its end is a crash."""
-    async with running(folder, clock=VirtualWallClock) as rig:
+    async with running(folder) as rig:
         await rig.gateway_of([*uids], kinds=[])
         yield rig
         await trio.sleep(2)  # cursors are written now and then
@@ -143,7 +143,7 @@ async def test_clocks_of_a_stop_are_used_after_a_start_of_the_host(
     async with life(tmp_path, *"abc") as rig:
         await rig.stop()
     befall(tmp_path, "boot")
-    async with running(tmp_path, clock=VirtualWallClock) as rig:
+    async with running(tmp_path) as rig:
         assert len(rig.store.ancestors) == 1
     restored = [line for line in said if line["event"] == "restored"]
     assert [(line["users"], line["clocks"]) for line in restored] == [(3, 3)]
