@@ -121,24 +121,6 @@ async def test_an_attempt_is_not_over_while_its_link_is_not_read(rig: Rig) -> No
     assert "fired" not in states(rig)
 
 
-@pytest.mark.rig(timers=ONE_RETRY)
-async def test_a_last_attempt_that_was_not_delivered_is_not_over(rig: Rig) -> None:
-    gateway = await rig.gateway("g")
-    await gateway.send(["after", "k", 1], ["after", "answered", 1])
-    await gateway.records(2)
-    await gateway.apply(["fail", "k", "no"], ["fail", "answered", "no"])
-    gateway.close()
-    await trio.sleep(700)  # each attempt has been looked at several times meanwhile
-    gateway = await rig.gateway("g", fresh=True)
-    assert runs_of(await gateway.records(2)) == [("k", 2), ("answered", 2)]
-    await gateway.apply(["done", "answered"])
-    gateway.close()
-    # This attempt was delivered: it counts, whichever link comes back.
-    gateway = await rig.gateway("g", fresh=True)
-    assert await gateway.is_told_nothing(70)
-    assert states(rig) == {"failed": 1, "done": 1}
-
-
 async def test_the_last_of_many_fresh_links_in_a_row_gets_every_timer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
