@@ -417,6 +417,12 @@ async def test_a_request_for_another_protocol_is_answered_in_http_1(door: Door) 
     assert status(await client.answer()) == 200
 
 
+async def test_a_connection_that_begins_with_http_2_is_refused(door: Door) -> None:
+    answer = await door.answer(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 9)
+    assert status(answer) == 505
+    assert set(door.refused) == {HttpRefusal.MALFORMED}
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
