@@ -20,9 +20,6 @@ SOON_S: Final = 120.0
 # Numbers of Kafka's protocol: requests and errors.
 PRODUCE: Final = 0
 INIT_PRODUCER_ID: Final = 22
-UNKNOWN_TOPIC: Final = 3
-NOT_LEADER: Final = 6
-TIMED_OUT: Final = 7
 TOO_LARGE: Final = 10
 CLUSTER_REFUSED: Final = 31
 _PRODUCER: Final = 0
@@ -57,29 +54,23 @@ class KafkaCluster:
         self._lib.rd_kafka_mock_cluster_destroy(self._cluster)
         self._lib.rd_kafka_destroy(self._client)
 
-    def fail(self, request: int, *errors: int) -> None:
-        """Answer the next requests of a kind by these errors, one each."""
-        codes = (ctypes.c_int * len(errors))(*errors)
-        count = ctypes.c_size_t(len(errors))
+    def fail(self, request: int, error: int) -> None:
+        """Answer the next request of a kind by this error."""
         self._lib.rd_kafka_mock_push_request_errors_array(
-            self._cluster, ctypes.c_int16(request), count, codes
+            self._cluster,
+            ctypes.c_int16(request),
+            ctypes.c_size_t(1),
+            ctypes.byref(ctypes.c_int(error)),
         )
 
-    def refuse_topic(self, error: int) -> None:
-        """Answer questions about the topic by an error; 0: no longer."""
-        self._lib.rd_kafka_mock_topic_set_error(self._cluster, TOPIC.encode(), error)
-
-    def go_away(self, *brokers: int) -> None:
-        """End the connections of brokers, by default of all, and refuse new ones."""
-        for broker in brokers or BROKERS:
+    def go_away(self) -> None:
+        """End the connections of all brokers, and refuse new ones."""
+        for broker in BROKERS:
             self._mock("broker_set_down", broker)
 
-    def come_back(self, *brokers: int) -> None:
-        for broker in brokers or BROKERS:
+    def come_back(self) -> None:
+        for broker in BROKERS:
             self._mock("broker_set_up", broker)
-
-    def lead(self, partition: int, broker: int) -> None:
-        self._mock("partition_set_leader", TOPIC.encode(), partition, broker)
 
     def _mock(self, function: str, *arguments: object) -> None:
         call = getattr(self._lib, f"rd_kafka_mock_{function}")
@@ -113,18 +104,18 @@ class TopicReader:
     def places(self) -> set[tuple[bytes, bytes]]:
         return {message.place for message in self.messages}
 
-    def until(self, is_so: Callable[[], bool], within_s: float = SOON_S) -> None:
-        ends = perf_counter() + within_s
+    def until(self, is_so: Callable[[], bool]) -> None:
+        ends = perf_counter() + SOON_S
         while not is_so():
             assert perf_counter() < ends, f"{len(self.messages)} messages"
-            self.read(0.1)
+            self._read()
 
     def until_seqs(self, seqs: set[int]) -> None:
         wanted = {f"{seq}".encode() for seq in seqs}
         self.until(lambda: wanted <= {seq for _, seq in self.places})
 
-    def read(self, within_s: float) -> None:
-        for message in self._consumer.consume(1_000, within_s):
+    def _read(self) -> None:
+        for message in self._consumer.consume(1_000, 0.1):
             if message.error() is None:  # others go by, as when brokers are away
                 headers: dict[str, Any] = dict(message.headers() or [])
                 partition, value = message.partition(), message.value()

@@ -2,9 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +13,8 @@ import trio
 import trio.testing
 
 from liveness.config.outlet_settings import KafkaSettings
-from liveness.core.records import TIMER, TimerRecord
+from liveness.core.records import OFFLINE, ONLINE, TIMER, Record, TimerRecord
+from liveness.metrics.now import OutletNow
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet_log import LogBatch
@@ -23,15 +23,19 @@ from liveness.service.outlets.kafka.kafka_client import (
     KafkaClients,
     Producer,
 )
+from liveness.service.outlets.kafka.kafka_outlet import KafkaOutlet
 from liveness.service.outlets.kafka.kafka_producer import KafkaProducer
+from liveness.service.outlets.supervisor import Outlets
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import TailEntry
 from tests.helpers import disk, kafka_cluster
 from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
 from tests.helpers.record_batches import batch_of
 from tests.helpers.tree import ROOT
-from tests.service.outlets.kafka_rig import AT, check, record, run_outlet
+from tests.service.outlets.outlet_rig import OutletRig, outlet_rig
 
+USERS: Final = 50
+AT: Final = 1_700_000_000_000
 # Settings of the outlet's pace, in seconds.
 SOON: Final = {"RETRY_S": 0.05, "LATE_S": 0.1, "IDLE_POLL_S": 0.02}
 # Of librdkafka's.
@@ -58,12 +62,75 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kafka_outlet, name, soon_s)
 
 
-Running = Callable[..., Any]
+def record(seq: int) -> Record:
+    """Users come and go, one after the other."""
+    kind = ONLINE if (seq - 1) // USERS % 2 == 0 else OFFLINE
+    user = f"user-{seq % USERS}"
+    session = seq if kind == ONLINE else seq - USERS
+    opened = Record(seq, kind, user, "g", session, seq, "login", AT + seq)
+    if kind == ONLINE:
+        return opened
+    return opened._replace(reason="silence", seen=AT, last="keepalive", silence=1.5)
+
+
+class Service:
+    """An outlet that runs."""
+
+    def __init__(self, rig: OutletRig, outlet: KafkaOutlet) -> None:
+        self.rig, self.outlet = rig, outlet
+
+    @property
+    def now(self) -> OutletNow:
+        return self.outlet.now()
+
+    def log(self, count: int) -> None:
+        """Add records to the log, as a commit does."""
+        first = self.rig.log.log_writer.durable_seq + 1
+        self.rig.publish(*map(record, range(first, first + count)))
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        with trio.fail_after(kafka_cluster.SOON_S):
+            while not is_so():  # noqa: ASYNC110 - of another thread, or process
+                await trio.sleep(0.01)
+
+    async def until_delivered(self) -> None:
+        newest = self.rig.log.log_writer.durable_seq
+        await self.until(lambda: self.outlet.log.cursor == newest)
+
+
+Running = Callable[..., AbstractAsyncContextManager[Service]]
 
 
 @pytest.fixture
 def running(tmp_path: Path, cluster: KafkaCluster) -> Running:
-    return partial(run_outlet, tmp_path, cluster)
+    """Run the outlet; leaving it cancels it, as a stop does."""
+
+    @asynccontextmanager
+    async def run_outlet(
+        client: dict[str, Any] | None = None, **settings: Any
+    ) -> AsyncIterator[Service]:
+        chosen = KafkaSettings(
+            brokers=cluster.brokers,
+            topic=TOPIC,
+            begin="oldest",
+            client=client or {},
+            **settings,
+        )
+        with outlet_rig(tmp_path / "state") as rig:
+            outlet = KafkaOutlet("out", chosen, rig.access)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Outlets([outlet], rig.store, retention_s=3_600).run)
+                yield Service(rig, outlet)
+                nursery.cancel_scope.cancel()
+
+    return run_outlet
+
+
+def check(reader: TopicReader, newest: int, oldest: int = 1) -> None:
+    """All records arrived, and those of each user in order but for repeats."""
+    reader.until_seqs({*range(oldest, newest + 1)})
+    for key, seqs in reader.first_seqs().items():
+        assert seqs == sorted(seqs), key
 
 
 async def test_a_record_is_a_message(running: Running, reader: TopicReader) -> None:

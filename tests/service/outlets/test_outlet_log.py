@@ -3,7 +3,6 @@
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -39,12 +38,6 @@ from tests.service.outlets.outlet_rig import (
 from tests.service.storage.journals import VirtualClock, forget_tail
 
 OLDEST = OutletSettings(begin="oldest")
-
-
-@pytest.fixture
-def rig(tmp_path: Path, jumping: MockClock) -> Iterator[OutletRig]:
-    with outlet_rig(tmp_path) as rig:
-        yield rig
 
 
 async def test_a_new_outlets_place_outlives_a_power_failure(

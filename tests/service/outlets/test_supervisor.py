@@ -1,13 +1,11 @@
 """Outlets do not affect each other: one may fail, and the others go on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
-from trio.testing import MockClock
 
 from liveness.config.outlet_settings import KafkaSettings, WebhookSettings
 from liveness.config.settings import Config, SocketSettings, StateSettings
@@ -15,7 +13,7 @@ from liveness.errors import StartError
 from liveness.metrics.now import OutletNow
 from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.supervisor import RESTART_S, Outlets, outlets_of
-from tests.service.outlets.outlet_rig import PLAIN, OutletRig, outlet_rig
+from tests.service.outlets.outlet_rig import PLAIN, OutletRig
 
 
 class Scripted(Outlet):
@@ -33,12 +31,6 @@ class Scripted(Outlet):
         if end is not None:
             raise end
         await trio.sleep_forever()
-
-
-@pytest.fixture
-def rig(tmp_path: Path, jumping: MockClock) -> Iterator[OutletRig]:
-    with outlet_rig(tmp_path) as rig:
-        yield rig
 
 
 async def run_for(

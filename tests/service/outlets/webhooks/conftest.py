@@ -1,7 +1,6 @@
-"""A log to read from, and a receiver, in virtual time."""
+"""A receiver, in virtual time."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
@@ -9,7 +8,6 @@ from trio.testing import MockClock
 
 from liveness.service.outlets.webhooks.sender import PostAnswer, WebhookSender
 from tests.helpers.held_clock import Holds, held
-from tests.service.outlets.outlet_rig import OutletRig, outlet_rig
 from tests.service.outlets.webhooks.receiver import Receiver, receiving
 
 # Loopback's TCP may deliver later on a busy machine.
@@ -31,12 +29,6 @@ def jumping(
 
     monkeypatch.setattr(WebhookSender, "post", posting)
     return jumping
-
-
-@pytest.fixture
-def rig(tmp_path: Path, jumping: MockClock) -> Iterator[OutletRig]:
-    with outlet_rig(tmp_path) as rig:
-        yield rig
 
 
 @pytest.fixture

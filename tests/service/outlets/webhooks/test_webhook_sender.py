@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import pytest
 import trio
 import trio.testing
+from standardwebhooks import WebhookVerificationError
 from trio.testing import MockClock
 
 from liveness.config.outlet_settings import WebhookSettings
@@ -28,6 +29,7 @@ from liveness.service.outlets.webhooks.sender import (
     PostAnswer,
     WebhookSender,
     check_webhook,
+    secrets,
 )
 from tests.helpers.parsing import Parsing
 from tests.helpers.redis_servers import Certificates
@@ -70,12 +72,6 @@ async def posted(url: str, **settings: Any) -> PostAnswer:
         return await sender.post("msg_1", BODY)
 
 
-@pytest.fixture
-async def receiver(jumping: MockClock) -> AsyncIterator[Receiver]:
-    async with receiving() as receiver:
-        yield receiver
-
-
 # --- the request ----------------------------------------------------------------------
 
 
@@ -103,12 +99,61 @@ async def test_a_request_is_signed_and_has_what_the_url_says(
     assert answer.is_accepted
 
 
+async def test_each_secret_of_the_file_signs(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    path = secret_file(tmp_path, f"{SECRET}\n\n  {SECOND_SECRET}\r\n")
+    await posted(receiver.url, secret_file=path)
+    (request,) = receiver.received
+    for secret in (SECRET, SECOND_SECRET):
+        request.verify(secret)
+        with pytest.raises(WebhookVerificationError):
+            request._replace(body=BODY + b" ").verify(secret)
+
+
+def secret_file(folder: Path, content: str) -> Path:
+    path = folder / "secret"
+    path.write_text(content)
+    path.chmod(0o600)
+    return path
+
+
+def keys_in(path: Path) -> list[bytes]:
+    settings = WebhookSettings(url="https://example.com/", secret_file=path)
+    return secrets("webhooks.mail", settings)
+
+
+def test_a_secret_needs_no_padding(tmp_path: Path) -> None:
+    padded = "whsec_" + "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQQ=="
+    keys = keys_in(secret_file(tmp_path, padded))
+    assert keys_in(secret_file(tmp_path, padded.rstrip("="))) == keys
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is empty; put a line there: whsec_ and 24 to 64 bytes in base64"),
+        (f"{SECRET}\nwhsec_c2hvcnQ=\n", "has no secret in line 2: it must be whsec_"),
+        ("whsec_#?", "has no secret in line 1"),
+        ("whsec_é", "has no secret in line 1"),
+    ],
+    ids=["empty", "short", "not base64", "not ASCII"],
+)
+def test_what_is_no_secret_is_refused_and_not_shown(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    path = secret_file(tmp_path, content)
+    with pytest.raises(StartError) as refused:
+        keys_in(path)
+    assert str(refused.value).startswith(f"webhooks.mail.secret_file: {path} {said}")
+    for word in content.split():
+        assert word == "whsec_" or word not in str(refused.value)
+
+
 async def test_a_changed_secret_is_used_at_once(
     receiver: Receiver, tmp_path: Path
 ) -> None:
-    path = tmp_path / "secret"
-    path.write_text(SECRET)
-    path.chmod(0o600)
+    path = secret_file(tmp_path, SECRET)
     async with sender_to(receiver.url, secret_file=path) as sender:
         await sender.post("msg_1", BODY)
         path.write_text(SECOND_SECRET)
