@@ -53,11 +53,22 @@ def part(identity: HostIdentity) -> Partition:
     """One that follows the log, up to seq 10."""
     identity.newest = 100
     part = Partition(0, identity)
-    assert name_of(part.next_call(0.0, WALL_MS)) == "begin"
-    part.answered([b"keep", 10, 1, REDIS_US, REDIS_US, 1], 0.0)
-    assert name_of(part.next_call(0.0, WALL_MS)) == "beat"
+    assert next_of(part, 0.0).function == "begin"
+    part.answered(keep(10), 0.0)
+    assert next_of(part, 0.0).function == "beat"
     part.answered(taken(), 0.0)
     return part
+
+
+def keep(last: int, clock_us: int = REDIS_US) -> list[Any]:
+    """The answer to a beginning: Redis has everything up to this seq."""
+    return [b"keep", last, 1, clock_us, REDIS_US, 1]
+
+
+RESET: Final = [b"reset", 0, 2, REDIS_US, REDIS_US, 1]
+# To a look: of one host nothing was heard; or: another host has just looked.
+QUIET: Final = [b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US]
+LATER: Final = [b"later", LEASE_US]
 
 
 def taken(sessions: int = 0, total: int = 0, redis_us: int = REDIS_US) -> list[Any]:
@@ -84,51 +95,60 @@ def list_of(*changes: Change, reached: int = 20) -> SessionList:
     return made
 
 
-def name_of(call: Call | None) -> str:
+def next_of(part: Partition, now: float, now_ms: int = WALL_MS) -> Call:
+    """The call that it makes now."""
+    call = part.next_call(now, now_ms)
     assert call is not None
-    return call.function
+    return call
 
 
 def calls(part: Partition, until: float) -> Iterator[tuple[float, Call]]:
     """Its calls up to a moment, apart from `look`; each waits to be answered."""
     while (now := part.next_at()) < until:
-        call = part.next_call(now, WALL_MS)
-        assert call is not None
+        call = next_of(part, now)
         if call.function == "look":
-            part.answered([b"later", LEASE_US], now)
+            part.answered(LATER, now)
         else:
             yield now, call
+
+
+def until_call(
+    part: Partition, function: str, looked: list[Any] = QUIET
+) -> tuple[float, Call]:
+    """Answer beats and looks until this function is called; when, and the call."""
+    while True:
+        now = part.next_at()
+        assert now < 3 * LEASE_S
+        call = next_of(part, now)
+        if call.function == function:
+            return now, call
+        part.answered(looked if call.function == "look" else beat_answer(now), now)
 
 
 def test_an_answer_that_comes_after_records_were_lost_is_of_no_use(
     part: Partition,
 ) -> None:
     part.add(change(11), 1.0)
-    assert name_of(part.next_call(1.1, WALL_MS)) == "apply"
+    assert next_of(part, 1.1).function == "apply"
     part.lose_records()
     assert part.answered(taken(1, 11), 1.2) == "ok"
     assert (part.mode, part.last) == (Mode.BEGINNING, 10)
-    call = part.next_call(1.2, WALL_MS)
-    assert call is not None
-    assert call.args[7] == 0  # it must list all sessions, not keep
+    assert next_of(part, 1.2).args[7] == 0  # it must list all sessions, not keep
 
 
 def test_a_late_call_is_made_again_with_the_clock_that_a_faster_one_has_measured(
     part: Partition,
 ) -> None:
     part.add(change(11), 1.0)
-    first = part.next_call(1.1, WALL_MS)
-    assert first is not None
+    first = next_of(part, 1.1)
     answer = [b"late", REDIS_US, REDIS_US + 3_000_000]
     assert part.answered(answer, 3.0) == "late"
-    again = part.next_call(3.0, WALL_MS + 1_900)
-    assert again is not None
+    again = next_of(part, 3.0, WALL_MS + 1_900)
     assert (first.args[8], again.args[8]) == (WALL_MS + 1_100, "")
     assert again.args[10:12] == first.args[10:12]  # the user, and since when
     part.answered(taken(1, 11, REDIS_US + 3_000_000), 3.0)
     part.add(change(12), 4.0)
-    later = part.next_call(4.1, WALL_MS)
-    assert later is not None
+    later = next_of(part, 4.1)
     assert later.args[8] == WALL_MS + 4_100
 
 
@@ -170,14 +190,14 @@ def test_changes_follow_soon_after_an_outage_however_long_the_lease_is(
 def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
     part.lose_records()
     part.next_call(1.0, WALL_MS)
-    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0)
+    part.answered(RESET, 1.0)
     assert part.wants_list
     part.give_list(list_of(change(3), change(4)))
-    assert name_of(part.next_call(1.0, WALL_MS)) == "assert"
+    assert next_of(part, 1.0).function == "assert"
     part.failed(1.0)
     assert not part.wants_list
     assert part.next_call(1.0, WALL_MS) is None  # not at once
-    assert name_of(part.next_call(1.2, WALL_MS)) == "begin"
+    assert next_of(part, 1.2).function == "begin"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +216,7 @@ def test_an_answer_of_another_form_is_asked_for_again_less_and_less_often(
 ) -> None:
     part, asked, now = Partition(0, identity), 0, 0.0
     while now < 60.0 and asked < 30:
-        assert name_of(part.next_call(now, WALL_MS)) == "begin"
+        assert next_of(part, now).function == "begin"
         assert part.answered(answer, now) == MALFORMED
         assert part.answered_at == -math.inf
         asked, now = asked + 1, part.next_at()
@@ -212,8 +232,8 @@ def test_a_configuration_that_is_no_text_is_refused(identity: HostIdentity) -> N
 
 def test_a_version_that_is_not_there_leads_to_a_list(part: Partition) -> None:
     part.next_call(5.0, WALL_MS)
-    part.answered([b"later", LEASE_US], 5.0)
-    assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
+    part.answered(LATER, 5.0)
+    assert next_of(part, 5.1).function == "beat"
     assert part.answered([b"ok"], 5.1) == MALFORMED
     assert part.mode is Mode.BEGINNING
 
@@ -225,10 +245,10 @@ def test_lists_that_redis_refuses_are_made_less_and_less_often(
     now, lists = 1.0, 0
     while now < 61.0 and lists < 30:
         lists += 1
-        assert name_of(part.next_call(now, WALL_MS)) == "begin"
-        part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now)
+        assert next_of(part, now).function == "begin"
+        part.answered(RESET, now)
         part.give_list(list_of(change(3)))
-        assert name_of(part.next_call(now, WALL_MS)) == "assert"
+        assert next_of(part, now).function == "assert"
         part.failed(now)  # out of memory
         now = part.next_at()
     assert lists < 30
@@ -240,11 +260,11 @@ def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
     host = ClusterHost(identity, partitions=2, separator="")
     for part in host.partitions:
         part.next_call(0.0, WALL_MS)
-    host.partitions[0].answered([b"keep", 0, 1, 0, REDIS_US, 1], 0.0)
+    host.partitions[0].answered(keep(0, 0), 0.0)
     host.partitions[0].next_call(0.0, WALL_MS)
     host.partitions[0].answered([b"epoch", identity.epoch + 9], 0.0)
     host.partitions[1].failed(0.0)
-    may_take = [part.next_call(1.0, WALL_MS).args[8] for part in host.partitions]  # type: ignore[union-attr]  # they begin
+    may_take = [next_of(part, 1.0).args[8] for part in host.partitions]
     assert (identity.is_stopped, may_take) == (True, [0, 0])
 
 
@@ -253,14 +273,14 @@ def test_a_host_whose_fields_may_have_changed_lists_its_sessions_once(
 ) -> None:
     identity.may_keep = False
     part = Partition(0, identity)
-    assert part.next_call(0.0, WALL_MS).args[7] == 0  # type: ignore[union-attr]  # it begins
-    part.answered([b"reset", 0, 1, REDIS_US, REDIS_US, 1], 0.0)
+    assert next_of(part, 0.0).args[7] == 0  # it begins
+    part.answered(RESET, 0.0)
     part.give_list(list_of(reached=10))
     part.next_call(0.0, WALL_MS)
     part.answered([b"ok", REDIS_US, 0, REDIS_US], 0.0)
     part.next_call(0.0, WALL_MS)
     part.answered([b"fenced"], 0.0)
-    assert part.next_call(1.0, WALL_MS).args[7] == 1  # type: ignore[union-attr]  # and again
+    assert next_of(part, 1.0).args[7] == 1  # and again
 
 
 @pytest.mark.parametrize(
@@ -284,7 +304,7 @@ def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -
     identity.newest = 100_000
     for part, last in zip(host.partitions, (0, 99_999), strict=True):
         part.next_call(0.0, WALL_MS)
-        part.answered([b"keep", last, 1, REDIS_US, REDIS_US, 1], 0.0)
+        part.answered(keep(last), 0.0)
     user = next(f"u{n}" for n in count() if partition_of(field_of(f"u{n}"), 2) == 1)
     newest = Record(100_000, ONLINE, user, "g", 100_000, None, "login", WALL_MS)
     starts = list[int]()
@@ -315,11 +335,11 @@ def test_who_is_watched_while_the_clock_of_redis_is_set_is_watched_for_a_lease_i
 ) -> None:
     """However often it is set: here with each beat."""
     looked_at, ahead_s = list[float](), 0.0
-    while name_of(call := part.next_call(now := part.next_at(), WALL_MS)) != "fence":
+    while (call := next_of(part, now := part.next_at())).function != "fence":
         assert now < 3 * LEASE_S
-        if name_of(call) == "look":
+        if call.function == "look":
             looked_at.append(now)
-            part.answered([b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US], now)
+            part.answered(QUIET, now)
         else:
             ahead_s += by_s if looked_at else 0.0
             part.answered(beat_answer(now + ahead_s), now)
@@ -332,7 +352,7 @@ def test_when_a_session_began_is_known_within_half_of_a_round_trip(
     """All answers need 0.4 s: when in that time Redis gave them is not known."""
     part = Partition(0, identity)
     part.next_call(0.0, WALL_MS)
-    part.answered([b"keep", 0, 1, 0, REDIS_US, 1], 0.4)
+    part.answered(keep(0, 0), 0.4)
     part.add(change(11, WALL_MS - 5_000), 0.4)
     _, call = next(calls(part, 1.0))
     session = next(sessions_of(bytes(call.args[11])))  # type: ignore[arg-type]  # a value
@@ -345,8 +365,8 @@ def test_the_clock_of_a_partition_does_not_go_back_and_is_right_in_the_end(
 ) -> None:
     """Redis' clock was ten minutes ahead for a moment."""
     part.next_call(5.0, WALL_MS)
-    part.answered([b"later", LEASE_US], 5.0)
-    assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
+    part.answered(LATER, 5.0)
+    assert next_of(part, 5.1).function == "beat"
     part.answered(taken(redis_us=REDIS_US + 600_000_000), 5.1)
     clocks = []
     for now, call in calls(part, 50_000.0):
@@ -369,8 +389,8 @@ def test_all_partitions_begin_at_once_and_say_that_they_live_until_they_are_list
 ) -> None:
     host = ClusterHost(identity, partitions=9, separator="")
     for part in host.partitions:
-        assert name_of(part.next_call(0.0, WALL_MS)) == "begin"
-        part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 0.0)
+        assert next_of(part, 0.0).function == "begin"
+        part.answered(RESET, 0.0)
     assert all(part.wants_list for part in host.partitions)
     *_, last = host.partitions
     beats = []
@@ -385,8 +405,7 @@ def test_all_partitions_begin_at_once_and_say_that_they_live_until_they_are_list
     assert last.wants_list
     last.give_list(list_of(change(3)))
     assert not last.wants_list
-    call = last.next_call(3 * LEASE_S, WALL_MS)
-    assert call is not None
+    call = next_of(last, 3 * LEASE_S)
     assert (call.function, call.args[4:6]) == ("assert", [len(beats), 20])
 
 
@@ -396,9 +415,7 @@ def test_a_host_lists_its_sessions_if_another_program_changed_the_users(
     now, _ = next(calls(part, 60.0))
     assert part.answered([b"damaged"], now) == "damaged"
     assert (part.mode, identity.audit_mismatches) == (Mode.BEGINNING, 1)
-    call = part.next_call(part.next_at(), WALL_MS)
-    assert call is not None
-    assert call.args[7] == 0  # not to be kept
+    assert next_of(part, part.next_at()).args[7] == 0  # not to be kept
 
 
 @pytest.mark.parametrize("is_away", [False, True])
@@ -408,8 +425,7 @@ def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
     identity.may_take = False
     part, now, asked = Partition(0, identity), 0.0, []
     while now < 2 * LEASE_S:
-        call = part.next_call(now, WALL_MS)
-        assert call is not None
+        call = next_of(part, now)
         assert call.function == "begin"
         asked.append((now, call.args[8]))
         if is_away and now > LEASE_S / 2:
@@ -429,7 +445,7 @@ def test_another_lease_is_known_until_it_is_no_more(
     answers = [[b"ok", 0, [], 60_000_000], [b"later", LEASE_US], [b"later", 20_000_000]]
     for answer, other_s in zip(answers, (60, 0, 20), strict=True):
         now = part.next_at()
-        while name_of(part.next_call(now, WALL_MS)) != "look":
+        while next_of(part, now).function != "look":
             part.answered(taken(), now)
             now = part.next_at()
         part.answered(answer, now)
@@ -438,9 +454,8 @@ def test_another_lease_is_known_until_it_is_no_more(
 
 def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) -> None:
     """While Redis was away nobody could say that it lives."""
-    while name_of(part.next_call(now := part.next_at(), WALL_MS)) != "look":
-        part.answered(beat_answer(now), now)
-    part.answered([b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US], now)
+    now, _ = until_call(part, "look")
+    part.answered(QUIET, now)
     part.add(change(11), now)
     made = list[str]()
     until = now + 2 * LEASE_S
@@ -451,24 +466,6 @@ def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) ->
             part.failed(now)
     assert "apply" in made
     assert "fence" not in made
-
-
-QUIET: Final = [b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US]
-LATER: Final = [b"later", LEASE_US]
-
-
-def until_call(
-    part: Partition, function: str, looked: list[Any] = QUIET
-) -> tuple[float, Call]:
-    """Answer beats and looks until this function is called; when, and the call."""
-    while True:
-        now = part.next_at()
-        assert now < 3 * LEASE_S
-        call = part.next_call(now, WALL_MS)
-        assert call is not None
-        if call.function == function:
-            return now, call
-        part.answered(looked if call.function == "look" else beat_answer(now), now)
 
 
 def test_sessions_of_a_lost_host_are_reaped_in_steps(
@@ -515,13 +512,11 @@ def test_a_gap_is_followed_from_where_redis_is(
 ) -> None:
     for added in (11, 12):
         part.add(change(added), 1.0)
-    assert name_of(part.next_call(1.1, WALL_MS)) == "apply"
+    assert next_of(part, 1.1).function == "apply"
     part.answered([b"gap", seq], 1.2)
     assert (part.mode, part.read_to, part.queued) == (mode, read_to, queued)
-    call = part.next_call(1.3, WALL_MS)
     if mode is Mode.FOLLOWING:
-        assert call is not None
-        assert call.args[4] == seq
+        assert next_of(part, 1.3).args[4] == seq
 
 
 def test_a_partition_takes_no_more_changes_than_it_may_keep(
@@ -548,7 +543,7 @@ def test_records_that_the_log_has_lost_concern_partitions_that_need_them(
     identity.newest = 100
     for part, last in zip(host.partitions, (10, 29, 30, 9), strict=True):
         part.next_call(0.0, WALL_MS)
-        part.answered([b"keep", last, 1, REDIS_US, REDIS_US, 1], 0.0)
+        part.answered(keep(last), 0.0)
     host.lose_records(10, 30)
     following = [part.mode is Mode.FOLLOWING for part in host.partitions]
     assert following == [False, False, True, True]
