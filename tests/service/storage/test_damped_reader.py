@@ -138,19 +138,6 @@ async def test_a_reader_of_some_gateways_without_moves_sees_users_leave_and_come
     assert taken == [["offline"], ["online"], []]
 
 
-async def test_one_call_takes_no_more_than_it_may_however_many_have_settled(
-    log: Log,
-) -> None:
-    damped = reader(log)
-    publish(log, *(off(seq, f"u{seq}") for seq in range(1, 10)))
-    assert await take(damped, 0, limit=9) == []
-    for first in (1, 4, 7):
-        taken = [r.seq for r in await take(damped, SETTLE_S, limit=3)]
-        assert taken == [first, first + 1, first + 2]
-        assert damped.position == first + 2
-        assert damped.is_behind == (first < 7)
-
-
 async def test_nothing_more_is_read_before_what_was_read_is_taken(log: Log) -> None:
     damped = reader(log, Subscription("g", ALL.kinds - {"moved"}))
     publish(log, off(1), on(2, gateway="h", at_s=1), on(3, "bob", at_s=2))

@@ -72,14 +72,6 @@ def made(folders: pytest.TempPathFactory) -> Iterator[LogStore]:
 # --- writing -----------------------------------------------------------------------
 
 
-def test_every_kind_of_record_is_read_as_it_was_written(store: LogStore) -> None:
-    restored = offline(3)._replace(seen=None, last=None, restored=True)
-    records = [online(1), offline(2), restored, moved(4, gateway="h", origin="g")]
-    write(store, *records)
-    assert page(store) == records
-    assert store.bounds() == (1, 5)
-
-
 @BOUNDED
 @given(st.lists(st.tuples(uids, conns), min_size=1, max_size=20))
 def test_any_uid_and_conn_survive_the_disk_with_their_type(

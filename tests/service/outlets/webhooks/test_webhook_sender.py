@@ -490,7 +490,7 @@ async def test_a_name_without_an_address_is_no_answer(
 
 async def test_a_refused_connection_is_no_answer(jumping: MockClock) -> None:
     answer = await posted(f"http://127.0.0.1:{free_port()}/")
-    assert (answer.status, answer.text) == (None, "Connection refused")
+    assert (answer.status, answer.short) == (None, "Connection refused")
 
 
 async def test_a_resolver_that_hangs_delays_no_disk(
