@@ -297,28 +297,3 @@ async def test_a_trim_is_a_gap_only_to_cursors_it_concerned(folder: Path) -> Non
         gap, *rest = await all_of(log.cursor(of("g"), position=2))
     assert gap == Gap(3, 7, WALL_MS)
     assert len(rest) == 4
-
-
-async def test_a_trim_in_steps_is_one_gap_in_all(folder: Path) -> None:
-    rows = {("gateway", "g"): CursorRow(2, 1, None)}
-    others = [record(seq)._replace(gateway="h") for seq in range(7, 11)]
-    written = [Batch(cursors=rows), *batches([6])]
-    written += [Batch(batch_of([other])) for other in others]
-    with log_of(written, folder, keep=1) as log:
-        log.feed = LogTail(keep=1)
-        for below in (7, 8, 9, 10):
-            trim(log, below=below)
-        taken = await all_of(log.cursor(of("g"), position=2))
-    assert taken == [Gap(3, 10, WALL_MS)]
-
-
-async def test_a_damaged_page_is_a_gap_between_what_can_be_read(folder: Path) -> None:
-    with log_of(batches([3, 3, 4]), folder, keep=1) as log:
-        log.feed = LogTail(keep=1)
-        db = log.log_writer.store._db
-        db.execute("update log set records = zeroblob(9) where last = 6")
-        taken = await all_of(log.cursor(position=1))
-        mine = await all_of(log.cursor(of("g", "moved"), position=4))
-    assert seqs(taken) == [2, 3, 6, 7, 8, 9, 10]
-    assert taken[2] == Gap(4, 7, WALL_MS)
-    assert mine == [Gap(5, 7, WALL_MS)]

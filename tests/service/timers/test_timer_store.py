@@ -6,7 +6,6 @@ a dictionary and to a file, and both must hold the same ever after.
 
 import json
 import os
-import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -196,17 +195,6 @@ def test_orders_that_fail_leave_nothing(table: TimerStore) -> None:
 
 
 # --- whose file it is, and how far it has followed the log --------------------------------
-
-
-def test_a_table_whose_folder_was_removed_is_written_as_before(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    folder.mkdir()
-    with closing(TimerStore(folder, log="a log")) as table:
-        shutil.rmtree(folder)
-        add(table, *map(pending, range(1, 1_001)), payload="p" * 4_096)
-        end(table, "k7", at=2)
-        assert states(table) == {"pending": 999, "cancelled": 1}
-        assert table.trim(oldest_ms=0, most=0) == {"cancelled": 1}
 
 
 def test_the_place_in_the_log_is_kept_and_never_goes_back(tmp_path: Path) -> None:
