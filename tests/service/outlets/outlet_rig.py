@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 
 from liveness.config.outlet_settings import OutletSettings
-from liveness.core.records import Gap, Logged, Record
+from liveness.core.records import Gap, Logged
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet_log import LogAccess, OutletLog
 from liveness.service.outlets.common.outlet_store import OutletStore
@@ -33,7 +33,6 @@ class OutletRig:
 
     def publish(self, *records: Logged) -> None:
         """Commit records to the log, which are decided now."""
-        self.log.log_writer.note_offset(records[0].seq)
         publish(self.log, *records)
 
     @asynccontextmanager
@@ -53,11 +52,9 @@ class OutletRig:
 
 
 @contextmanager
-def outlet_rig(
-    folder: Path, runtime: Path | None = None, clock: VirtualClock | None = None
-) -> Iterator[OutletRig]:
+def outlet_rig(folder: Path, clock: VirtualClock | None = None) -> Iterator[OutletRig]:
     clock = clock or VirtualClock()
-    with log_of([], folder, keep=1_000, runtime=runtime, clock=clock) as log:
+    with log_of([], folder, keep=1_000, clock=clock) as log:
         store = OutletStore(folder, clock)
         access = LogAccess(
             log.log_writer, log.feed, store, clock, Turnstile(), 100, lambda *_: False
@@ -67,15 +64,6 @@ def outlet_rig(
 
 def seqs(entries: Sequence[TailEntry]) -> list[int]:
     return [entry.record.seq for entry in entries]
-
-
-def on(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
-    at = round(at_s * 1000)
-    return Record(seq, "online", uid, gateway, seq, None, "login", at)
-
-
-def off(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
-    return on(seq, uid, gateway, at_s)._replace(kind="offline")
 
 
 def is_gap(entry: TailEntry) -> bool:

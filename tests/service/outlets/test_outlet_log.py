@@ -30,12 +30,10 @@ from tests.service.outlets.outlet_rig import (
     TEN_DAYS,
     OutletRig,
     is_gap,
-    off,
-    on,
     outlet_rig,
     seqs,
 )
-from tests.service.storage.journals import VirtualClock, forget_tail
+from tests.service.storage.journals import VirtualClock, forget_tail, off, on
 
 OLDEST = OutletSettings(begin="oldest")
 

@@ -46,6 +46,16 @@ def online(
     return Record(seq, "online", user, gateway, seq, None, "login", at)
 
 
+def on(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
+    """The record of a login, of one user unless another is named."""
+    at = round(at_s * 1000)
+    return Record(seq, "online", uid, gateway, seq, None, "login", at)
+
+
+def off(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
+    return on(seq, uid, gateway, at_s)._replace(kind="offline")
+
+
 def offline(seq: int, session: int) -> Record:
     """The record of the end of a session."""
     user = f"u{session}"
@@ -248,6 +258,7 @@ class Log:
 
     log_writer: StateWriter
     feed: LogTail
+    clock: Clock
 
     def cursor(self, wanted: Subscription = ALL, *, position: int = 0) -> TailReader:
         return TailReader(self.log_writer, self.feed, ReadPosition(wanted, position))
@@ -259,11 +270,10 @@ def log_of(
     folder: Path,
     *,
     keep: int,
-    runtime: Path | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Log]:
-    feed = LogTail(keep=keep)
-    with closing(LogStore(folder, runtime)) as store:
+    clock, feed = clock or Clock(), LogTail(keep=keep)
+    with closing(LogStore(folder)) as store:
         store._db.execute(
             "pragma synchronous = off"
         )  # one page a commit, without the wait for a sync
@@ -271,11 +281,12 @@ def log_of(
             store.write(batch)
             feed.publish(batch)
         with journal_of(store, published=feed.publish, clock=clock) as log_writer:
-            yield Log(log_writer, feed)
+            yield Log(log_writer, feed, clock)
 
 
 def publish(log: Log, *records: Logged) -> None:
-    """One more commit, of a log that no writer is running for."""
+    """Decide these records now, and commit them, though no writer runs for the log."""
+    log.log_writer.note_offset(records[0].seq)
     batch = Batch(batch_of(records))
     log.log_writer.store.write(batch)
     log.log_writer.durable_seq = records[-1].seq

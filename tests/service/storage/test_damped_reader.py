@@ -4,82 +4,51 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from liveness.core.changes import Changes
-from liveness.core.records import Gap, Logged, Record, Subscription
+from liveness.core.records import Gap, Logged, Subscription
 from liveness.core.sessions.damping import STEPS, DampingCounts
-from liveness.service.common.clock import Clock
 from liveness.service.storage.damped_reader import DampedReader
 from tests.helpers.record_batches import batch_of
-from tests.service.storage import journals
-from tests.service.storage.journals import ALL, Log, append, forget_tail, log_of
+from tests.service.storage.journals import (
+    ALL,
+    Log,
+    VirtualClock,
+    append,
+    forget_tail,
+    log_of,
+    off,
+    on,
+    publish,
+)
 
 SETTLE_S = 10.0
-AT = 100_000
-
-
-def record(
-    seq: int, kind: str, uid: str = "ada", gateway: str = "g", at_s: float = 0
-) -> Record:
-    return Record(
-        seq, kind, uid, gateway, seq, None, "login", AT + round(at_s * 1000)
-    )  # fmt: skip
-
-
-def on(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
-    return record(seq, "online", uid, gateway, at_s)
-
-
-def off(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
-    return record(seq, "offline", uid, gateway, at_s)
-
-
-class HandClock(Clock):
-    """Moved by hand; its wall clock may be set."""
-
-    now_s = wall_s = 0.0
-
-    def mono(self) -> float:
-        return self.now_s
-
-    def wall_ms(self) -> int:
-        return AT + round(self.wall_s * 1000)
-
-    def boot_s(self) -> float:
-        return self.now_s
-
-    def move_to(self, at_s: float) -> None:
-        self.wall_s += at_s - self.now_s
-        self.now_s = at_s
-
-
-CLOCK = HandClock()
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    CLOCK.now_s = CLOCK.wall_s = 0.0
-    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+def clock(jumping: MockClock) -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def log(tmp_path: Path, clock: VirtualClock) -> Iterator[Log]:
+    with log_of([], tmp_path, keep=1_000, clock=clock) as log:
         yield log
-
-
-def publish(log: Log, *records: Logged) -> None:
-    """Decide these records now, and write them."""
-    log.log_writer.note_offset(records[0].seq)
-    journals.publish(log, *records)
 
 
 def reader(log: Log, wanted: Subscription = ALL, **options: object) -> DampedReader:
     defaults: dict[str, object] = {"settle_s": SETTLE_S, "counts": DampingCounts(100)}
     return DampedReader(
-        log.log_writer, log.feed, wanted, 0, clock=CLOCK, **(defaults | options)  # type: ignore[arg-type]  # a test's own words
+        log.log_writer, log.feed, wanted, 0, clock=log.clock, **(defaults | options)  # type: ignore[arg-type]  # a test's own words
     )  # fmt: skip
 
 
 async def take(
     damped: DampedReader, at_s: float, limit: int = 100
 ) -> list[Logged | Gap]:
-    CLOCK.move_to(at_s)
+    await trio.sleep_until(at_s)
     return [entry.record for entry in await damped.take(limit)]
 
 
@@ -209,12 +178,12 @@ async def test_no_offline_is_returned_while_what_was_decided_meanwhile_is_not_on
 
 @pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
 async def test_steps_of_the_wall_clock_settle_no_offline_earlier_or_later(
-    log: Log, step_s: float
+    log: Log, clock: VirtualClock, step_s: float
 ) -> None:
     damped = reader(log)
     publish(log, off(1), off(2, "bob"))
     assert await take(damped, 0) == []
-    CLOCK.wall_s += step_s
+    clock.set_wall(ahead_s=step_s)
     publish(log, on(3, at_s=step_s + 9))
     assert await take(damped, 9) == []
     assert damped.next_in_s == 1
@@ -223,16 +192,15 @@ async def test_steps_of_the_wall_clock_settle_no_offline_earlier_or_later(
 
 @pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
 async def test_an_offline_of_the_last_process_settles_in_time_if_the_clock_was_set_since(
-    tmp_path: Path, step_s: float
+    tmp_path: Path, clock: VirtualClock, step_s: float
 ) -> None:
-    CLOCK.now_s = CLOCK.wall_s = 0.0
-    CLOCK.resume_state(None)
-    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+    clock.resume_state(None)
+    with log_of([], tmp_path, keep=1_000, clock=clock) as log:
         publish(log, off(1))
-        log.log_writer.store.store_clock(CLOCK.state_time())
-    CLOCK.move_to(4)
-    CLOCK.wall_s += step_s
-    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+        log.log_writer.store.store_clock(clock.state_time())
+    await trio.sleep(4)
+    clock.set_wall(ahead_s=step_s)
+    with log_of([], tmp_path, keep=1_000, clock=clock) as log:
         damped = reader(log)
         assert await take(damped, 4) == []
         assert damped.next_in_s == 6
@@ -243,20 +211,20 @@ async def test_an_offline_of_the_last_process_settles_in_time_if_the_clock_was_s
 
 @pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
 async def test_what_was_decided_before_a_step_of_the_clock_and_a_restart_has_its_age(
-    tmp_path: Path, step_s: float
+    tmp_path: Path, clock: VirtualClock, step_s: float
 ) -> None:
-    CLOCK.now_s = CLOCK.wall_s = 10_000.0
-    CLOCK.resume_state(None)
+    await trio.sleep(10_000)
+    clock.resume_state(None)
     records = off(1, at_s=10_000), off(2, at_s=10_004 + step_s)
-    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+    with log_of([], tmp_path, keep=1_000, clock=clock) as log:
         append(log.log_writer, Changes(records=batch_of([records[0]])))
         await log.log_writer._commit()
-        CLOCK.move_to(10_004)
-        CLOCK.wall_s += step_s
+        await trio.sleep(4)
+        clock.set_wall(ahead_s=step_s)
         append(log.log_writer, Changes(records=batch_of([records[1]])))
         await log.log_writer._commit()
-        log.log_writer.store.store_clock(CLOCK.state_time())
-    CLOCK.move_to(10_009)
-    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+        log.log_writer.store.store_clock(clock.state_time())
+    await trio.sleep(5)
+    with log_of([], tmp_path, keep=1_000, clock=clock) as log:
         decided = [log.log_writer.decided_ms(it) for it in records]
     assert decided == [10_000_000, 10_004_000]

@@ -27,7 +27,7 @@ from liveness.service.outlets.webhooks.webhook_outlet import (
     WebhookOutlet,
 )
 from tests.helpers import disk
-from tests.service.outlets.outlet_rig import TEN_DAYS, OutletRig, off, on
+from tests.service.outlets.outlet_rig import TEN_DAYS, OutletRig
 from tests.service.outlets.webhooks.receiver import (
     OK,
     SECRET,
@@ -38,6 +38,7 @@ from tests.service.outlets.webhooks.receiver import (
     hanging,
     refusing,
 )
+from tests.service.storage.journals import off, on
 
 BUSY: Final = answering(503, b"later")
 # Virtual seconds, longer than anything here takes, but for the whole ladder.
