@@ -5,7 +5,7 @@ import re
 import socket
 import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,9 @@ def test_flush_is_one_slot_unless_it_is_set_and_a_quarter_of_the_timeout_at_most
 def test_flags_precede_the_environment_and_that_the_file(tmp_path: Path) -> None:
     toml = "timeout_s = 4\nslots = 40\n[limits]\nmax_links = 400\n"
     environ = {"LIVENESS_TIMEOUT_S": "5", "LIVENESS_SLOTS": "50"}
-    found = loaded(toml, tmp_path, environ=environ, timeout="6")
-    config, sources = found, found.sources
+    environ["LIVENESS_PURE_WHEEL"] = "1"  # which is no setting
+    config = loaded(toml, tmp_path, environ=environ, timeout="6")
+    sources = config.sources
     assert (config.timeout_s, sources["timeout_s"]) == (6.0, "flag --timeout")
     assert (config.slots, sources["slots"]) == (50, "environment LIVENESS_SLOTS")
     assert config.limits.max_links == 400
@@ -196,12 +197,9 @@ def test_all_that_is_wrong_in_any_source_is_reported_at_once(tmp_path: Path) -> 
 
 def test_an_unreadable_file_does_not_hide_what_else_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        loaded("slots 3", tmp_path, environ={"LIVENESS_SLOTS": "x"}, timeout="0")
-    assert [fault.split(" ")[0] for fault in caught.value.faults] == [
-        "timeout_s",
-        "slots",
-        f"{tmp_path / 'l.toml'}:",
-    ]
+        loaded("slots 3", tmp_path, timeout="0")
+    file, flag = f"{tmp_path / 'l.toml'}:", "timeout_s"
+    assert [fault.split(" ")[0] for fault in caught.value.faults] == [flag, file]
 
 
 def test_of_very_many_faults_the_others_are_counted(tmp_path: Path) -> None:
@@ -220,17 +218,11 @@ def test_of_very_many_faults_the_others_are_counted(tmp_path: Path) -> None:
     ("toml", "named", "nearest"),
     [
         ("timeout = 3", "timeout", "timeout_s"),
-        (
-            "max_links = 3",
-            "max_links",
-            "limits.max_links",
-        ),  # the right key in the wrong place
         ("[socket]\nmax_links = 3", "socket.max_links", "limits.max_links"),
-        ("[limits]\nmax_link = 3", "limits.max_link", "limits.max_links"),
         ("[limit]\nmax_links = 3", "limit", "limits"),
         ('"socket.path" = "/s"', "socket.path", "socket.path"),
     ],
-    ids=["misspelled", "misplaced", "of-another", "more", "section", "dotted"],
+    ids=["misspelled", "misplaced", "section", "dotted"],
 )
 def test_an_unknown_key_is_named_with_the_nearest(
     toml: str, named: str, nearest: str, tmp_path: Path
@@ -251,10 +243,6 @@ def test_an_unknown_variable_is_named_with_the_nearest_setting() -> None:
         "environment: there is no setting LIVENESS_TIMEOUT; "
         "the nearest is LIVENESS_TIMEOUT_S"
     )
-
-
-def test_the_reserved_variables_are_neither_settings_nor_errors() -> None:
-    assert loaded(environ={"LIVENESS_PURE_WHEEL": "1"}) == loaded()
 
 
 # --- values ---------------------------------------------------------------------------
@@ -332,12 +320,10 @@ def test_a_text_that_is_no_value_is_refused(name: str, text: str) -> None:
     ("name", "raw", "error"),
     [
         ("timeout_s", "true", "it is not a number; it must be 1 to 86400 seconds"),
-        ("timeout_s", '"30"', "it is not a number; it must be 1 to 86400 seconds"),
         ("timeout_s", "inf", "it must be 1 to 86400 seconds"),
         ("timeout_s", "1" * 400, "it must be 1 to 86400 seconds"),
         ("slots", "30.0", "it must be a whole number, 2 to 3600 slots"),
         ("guard.enabled", "1", "it must be true or false"),
-        ("guard.enabled", '"true"', "it must be true or false"),
         ("http.token_file", "3", "it must be a path; empty: no token"),
     ],
     ids=lambda text: text[:20],
@@ -354,25 +340,20 @@ def test_a_value_where_a_section_belongs_is_refused(tmp_path: Path) -> None:
     assert "write [socket] on a line above" in refused('socket = "/s"', tmp_path)
 
 
-@pytest.mark.parametrize("value", [True, False])
-def test_true_and_false_are_alike_in_all_sources(
-    tmp_path: Path, *, value: bool
-) -> None:
-    text = str(value).lower()
-    config = loaded(f"[guard]\nenabled = {text}", tmp_path)
-    assert config.guard.enabled is by_variable("guard.enabled", text) is value
+def test_true_and_false_are_alike_in_all_sources(tmp_path: Path) -> None:
+    for text, value in (("true", True), ("false", False)):
+        config = loaded(f"[guard]\nenabled = {text}", tmp_path)
+        assert config.guard.enabled is by_variable("guard.enabled", text) is value
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         *(
-            (f"access.{right}", text)
-            for right in ("gateways", "watchers", "everyone", "admin")
+            ("access.gateways", text)
             for text in ("", "own", " own , @own", "*", "root,7,@7,@a_b,svc.x-y,m$")
         ),
         ("access.names", ""),
-        ("access.names", "gw-1=chat"),
         ("access.names", "gw-1=chat, a=b=7,ein Tor=root"),
     ],
 )
@@ -431,18 +412,10 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 # --- addresses and names of hosts -----------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("address", "host", "port"),
-    [
-        ("127.0.0.1:9874", "127.0.0.1", 9874),
-        ("localhost:65535", "localhost", 65535),
-        ("[::1]:80", "::1", 80),
-    ],
-)
-def test_an_address_is_host_and_port(address: str, host: str, port: int) -> None:
-    http = loaded(http=address).http
-    assert (http.host, http.port) == (host, port)
-    assert http == HttpSettings(address=address)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_an_address_is_host_and_port(host: str) -> None:
+    http = loaded(http=f"[{host}]:65535" if ":" in host else f"{host}:65535").http
+    assert (http.host, http.port) == (host, 65535)
 
 
 @pytest.mark.parametrize(
@@ -463,12 +436,7 @@ def test_an_address_beyond_loopback_needs_a_token(address: str) -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "names"),
-    [
-        ("", set()),
-        ("a.example", {"a.example"}),
-        ("A.example , b_1", {"a.example", "b_1"}),
-        (",".join(["a"] * 100), {"a"}),
-    ],
+    [("A.example , b_1", {"a.example", "b_1"}), (",".join(["a"] * 100), {"a"})],
 )
 def test_names_of_hosts_are_separated_by_commas(hosts: str, names: set[str]) -> None:
     config = loaded(environ={"LIVENESS_HTTP_HOSTS": hosts}, http="127.0.0.1:80")
@@ -482,7 +450,6 @@ def test_names_of_hosts_are_separated_by_commas(hosts: str, names: set[str]) -> 
     ("url", "server", "number", "has_tls"),
     [
         ("redis://a.example:7000/", ("a.example", 7000), 0, False),
-        ("redis://127.0.0.1:1/15", ("127.0.0.1", 1), 15, False),
         ("rediss://[::1]:65535/3", ("::1", 65535), 3, True),
     ],
 )
@@ -519,21 +486,20 @@ HUNTER = "hunter2"  # apart from the address, in which it would look like a secr
         ("nodes", f"ann:{HUNTER}@a:1"),
     ],
 )
-@pytest.mark.parametrize("source", ["file", "environment", "code"])
 def test_a_password_in_an_address_is_refused_and_not_repeated(
-    source: str, name: str, text: str, tmp_path: Path
+    name: str, text: str, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {name: text}
-    give: dict[str, Callable[[], object]] = {
-        "file": lambda: loaded(f"[cluster]\n{name} = ['{text}']\n", tmp_path),
-        "environment": lambda: by_variable(f"cluster.{name}", text),
-        "code": lambda: Config(**BARE, cluster=ClusterSettings(**given)),
-    }
-    with pytest.raises(ConfigError) as caught:
-        give[source]()
-    (fault,) = caught.value.faults
-    assert fault.startswith(f"cluster.{name} is not shown here, as it may hold a pass")
-    assert HUNTER not in fault
+    for give in (
+        lambda: loaded(f"[cluster]\n{name} = ['{text}']\n", tmp_path),
+        lambda: by_variable(f"cluster.{name}", text),
+        lambda: Config(**BARE, cluster=ClusterSettings(**given)),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            give()
+        (fault,) = caught.value.faults
+        assert fault.startswith(f"cluster.{name} is not shown here, as it may hold a p")
+        assert HUNTER not in fault
 
 
 @pytest.mark.parametrize(
