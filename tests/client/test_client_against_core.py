@@ -8,7 +8,6 @@ in peace, and both ends must agree on who is online.
 from collections.abc import Iterator
 from typing import Any, Final
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -463,24 +462,3 @@ def test_no_user_is_offline_while_a_newer_connection_is_open_and_written(
         assert not world.online, "its last connection was not logged out"
     world.calm()
     world.check_agreement()
-
-
-@pytest.mark.parametrize("late", [1, 12], ids=["read soon", "read three seconds late"])
-@pytest.mark.parametrize(
-    "names", [NAMES, NAMES[::-1]], ids=["in order", "the other way"]
-)
-def test_the_newer_of_two_logins_wins_in_either_order(
-    names: tuple[str, str], late: int
-) -> None:
-    older, newer = names
-    world = World()
-    for act in (
-        ("pass", 4),
-        ("stall", late),
-        ("login", older, 7),
-        ("pass", 1),
-        ("login", newer, 7),
-        ("pass", late + 2),
-    ):
-        world.act(act)
-    assert world.online["7"][0] == newer

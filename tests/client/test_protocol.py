@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.client.dialer import REMEDIES, LinkLost, check_frame
+from liveness.client.dialer import LinkLost, check_frame
 from liveness.client.inbox import Arrival, End
 from liveness.client.protocol import PING_S, Client, welcome_of
 from liveness.client.tasks import MAX_AT_ONCE, Timer
@@ -286,19 +286,10 @@ def test_want_pong_sends_a_ping_at_once_with_the_collected_keepalives() -> None:
     assert client.is_urgent
     assert names(written(client, is_due=False)) == ["keepalive", "ping"]
     assert not client.is_urgent
-    take(client, ("pong", client.pings))
-    assert client.pongs >= number
-
-
-def test_the_pong_to_an_earlier_ping_does_not_answer_want_pong() -> None:
-    client = linked()
-    login(client, "ada", 1)
-    written(client)
-    login(client, "bob", 2)
     number = client.request_ping()
     take(client, ("pong", client.pings))
-    assert client.pongs < number
-    assert names(written(client, is_due=False)) == ["login", "ping"]
+    assert client.pongs < number, "that answers an earlier ping"
+    assert names(written(client, is_due=False)) == ["ping"]
     take(client, ("pong", client.pings))
     assert client.pongs >= number
 
@@ -403,11 +394,6 @@ def test_a_login_behind_the_end_of_its_connection_is_ignored() -> None:
     settle(client)
     login(client, "ada", 1)  # its loop has not handled the end yet
     assert client.reports.uids == {}
-
-
-def test_a_login_that_cannot_be_raises() -> None:
-    with pytest.raises(ReportError):
-        login(client_of(), "", 1)
 
 
 # --- acks ------------------------------------------------------------------------------
@@ -521,24 +507,14 @@ def test_a_fatal_error_ends_the_link_with_its_code(code: Code) -> None:
     assert (type(raised.value) is Replaced) == (code == Code.REPLACED)
 
 
-def test_codes_that_would_be_refused_again_have_a_remedy() -> None:
-    assert {*REMEDIES} == {"bad-hello", "unsupported-protocol", "not-allowed"}
-
-
 def test_an_unknown_error_code_ends_the_link_only_if_it_is_fatal() -> None:
     client = linked()
-    assert take(client, error("new-code", fatal=False)) is not None
+    said = take(client, error("new-code", fatal=False))
+    assert said is not None
+    assert "new-code" in said
+    assert (client.refused, client.is_linked) == (1, True)
     with pytest.raises(Refused, match="new-code"):
         take(client, error("new-code"))
-
-
-def test_a_frame_that_was_refused_is_counted_and_the_link_goes_on() -> None:
-    client = linked()
-    said = take(client, error("bad-option", fatal=False))
-    assert said is not None
-    assert "bad-option" in said
-    assert client.refused == 1
-    assert client.is_linked
 
 
 def test_a_bye_ends_the_link() -> None:
@@ -561,26 +537,19 @@ def test_frames_of_a_later_version_are_ignored(frame: Frame) -> None:
 
 MALFORMED: Final[tuple[Frame, ...]] = (
     ("notices",),
-    ("notices", {}),
     ("notices", 5),
     ("notices", (5,)),
-    ("notices", ({},)),
-    ("notices", ({"seq": None},)),
     ("notices", ({"seq": float("inf")},)),
-    ("notices", ({"seq": float("nan")},)),
     ("notices", ({"seq": 1, "kind": "offline", "gateway": NAME, "conn": 1},)),
+    ("notices", (timer(1, "a") | {"due": None},)),
     ("pong",),
     ("welcome",),
-    ("welcome", ()),
     ("welcome", {}),
     ("welcome", WELCOME | {"next": float("inf")}),
-    ("welcome", WELCOME | {"max_batch": None}),
     ("welcome", WELCOME | {"max_batch": 0}),
     ("welcome", WELCOME | {"flush": float("nan")}),
-    ("welcome", WELCOME | {"flush": None}),
     ("welcome", WELCOME | {"max_frame": "x"}),
     ("welcome", WELCOME | {"run_timeout": -1}),
-    ("welcome", WELCOME | {"run_timeout": "soon"}),
     ("error",),
     ("error", {}),
     ("bye",),
@@ -699,14 +668,6 @@ def test_a_timer_is_ours_once_and_only_if_our_gateway_asked_for_it() -> None:
     assert client.inbox.duplicates == 1
     assert fired(client, timer(2, "a", gateway="gw-2")) == []
     assert client.inbox.finished == 2
-
-
-@pytest.mark.parametrize("missing", ["key", "due", "attempt"])
-def test_a_timer_record_without_a_required_field_is_a_wire_error(missing: str) -> None:
-    record = timer(1, "a")
-    del record[missing]
-    with pytest.raises(WireError):
-        take(with_timers(), ("notices", (record,)))
 
 
 def test_a_timer_that_waits_is_not_started_once_it_is_cancelled_or_replaced() -> None:

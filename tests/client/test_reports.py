@@ -248,11 +248,6 @@ def test_a_bad_uid_raises_at_every_call_and_leaves_nothing(uid: Any, conn: Any) 
     assert reports.ignored == 0
 
 
-def test_half_a_surrogate_pair_is_no_uid() -> None:
-    with pytest.raises(ReportError, match="uid"):
-        login(reports_of(), "\ud800", None)
-
-
 @pytest.mark.parametrize("conn", BAD_CONNS, ids=repr)
 def test_a_bad_conn_raises_at_every_call_and_leaves_nothing(conn: Any) -> None:
     reports = reports_of(("ada", 1), ("bob", 0))
@@ -358,13 +353,6 @@ def test_no_logout_is_written_before_the_logins_of_all_open_connections(
 
 
 # --- ages and timeouts -----------------------------------------------------------------
-
-
-def test_a_login_that_is_sent_at_once_has_no_age() -> None:
-    reports = Reports(FIRST_CONN)
-    login(reports, "ada", 1, at=100.01)
-    (frame,) = frames(reports, 100.03)
-    assert "age" not in frame[2]
 
 
 def test_a_frame_of_logins_says_of_each_when_it_began() -> None:

@@ -67,6 +67,17 @@ async def answers(link: Link, count: int) -> list[tuple[Any, ...]]:
     return [tuple(await link.next("done", "fail")) for _ in range(count)]
 
 
+async def serve(
+    peer: Peer,
+    task: Callable[[liveness.Timer], Awaitable[str | None]],
+    until: Callable[[], Awaitable[object]] = anyio.sleep_forever,
+) -> None:
+    """A gateway with this task."""
+    async with liveness.connect(peer.path, name="gw-1") as sidecar:
+        sidecar.task(task)
+        await until()
+
+
 # --- asking --------------------------------------------------------------------------
 
 
@@ -323,21 +334,15 @@ def test_on_leaving_tasks_may_end_or_are_cancelled_and_both_are_answered(
         both = [started(), started()]
         leave = anyio.Event()
 
-        async def serve() -> None:
-            async with liveness.connect(peer.path, name="gw-1") as sidecar:
-
-                @sidecar.task
-                async def work(one: liveness.Timer) -> str:
-                    both[one.seq - 1].set()
-                    if one.key == "hangs":
-                        await anyio.sleep_forever()
-                    await leave.wait()
-                    return "ended"
-
-                await leave.wait()
+        async def work(one: liveness.Timer) -> str:
+            both[one.seq - 1].set()
+            if one.key == "hangs":
+                await anyio.sleep_forever()
+            await leave.wait()
+            return "ended"
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve)
+            tasks.start_soon(serve, peer, work, leave.wait)
             link = await peer.link()
             await link.fire(timer(1, "ends"), timer(2, "hangs"))
             for one in both:
@@ -359,19 +364,13 @@ def test_a_cancelled_gateway_cancels_its_tasks_and_still_answers(
     async def main(peer: Peer) -> None:
         is_started = anyio.Event()
 
-        async def serve() -> None:
-            async with liveness.connect(peer.path, name="gw-1") as sidecar:
-
-                @sidecar.task
-                async def hang(_timer: liveness.Timer) -> None:
-                    is_started.set()
-                    await anyio.sleep_forever()
-
-                await anyio.sleep_forever()
+        async def hang(_timer: liveness.Timer) -> None:
+            is_started.set()
+            await anyio.sleep_forever()
 
         async with anyio.create_task_group() as tasks:
             async with anyio.create_task_group() as serving:
-                serving.start_soon(serve)
+                serving.start_soon(serve, peer, hang)
                 link = await peer.link()
                 await link.fire(timer(1, "a"))
                 await is_started.wait()
@@ -422,16 +421,13 @@ def test_a_base_exception_of_a_task_ends_connect(run: Run) -> None:
     async def stop(_timer: liveness.Timer) -> None:
         raise Stop
 
+    async def serve_until_stop(peer: Peer) -> None:
+        with pytest.raises(Stop):
+            await serve(peer, stop)
+
     async def main(peer: Peer) -> None:
         async with anyio.create_task_group() as tasks:
-
-            async def serve() -> None:
-                with pytest.raises(Stop):  # noqa: PT012
-                    async with liveness.connect(peer.path, name="gw-1") as sidecar:
-                        sidecar.task(stop)
-                        await anyio.sleep_forever()
-
-            tasks.start_soon(serve)
+            tasks.start_soon(serve_until_stop, peer)
             link = await peer.link()
             await link.fire(timer(1, "a"))
             assert (await answers(link, 1))[0][0] == "fail"
