@@ -38,15 +38,9 @@ def publish(
     separator: str = "-",
     epoch: int = 1,
 ) -> None:
-    """Have a host assert that these are all of its sessions.
+    """Have a host assert that these are all of its sessions; "-": without devices.
 
-    Args:
-        redis: Where.
-        host: Its name.
-        sessions: All that it has.
-        partitions: How many the cluster has.
-        separator: What separates a device from its user; "-": no devices.
-        epoch: Larger than that of its last time.
+    *epoch* is larger than that of its last time.
     """
     library = functions()
     redis("FUNCTION", "LOAD", "REPLACE", library[0])
@@ -63,31 +57,14 @@ def publish(
         )
         assert begun[0] == b"reset", begun
         incarnation, mine = begun[2], parts[partition]
-        users = [field_of(there.user) for there in mine]
-        values = [
-            session_bytes(
-                incarnation,
-                there.session,
-                there.since,
-                gateway_of(there.gateway, there.user).encode(),
-                there.device.encode(),
-            )
-            for there in mine
-        ]
-        bodies = [
-            place_bytes(
-                Place(
-                    field.decode(),
-                    host,
-                    gateway_of(there.gateway, there.user),
-                    there.session,
-                    there.since,
-                    "resync",
-                    there.device,
-                )
-            )
-            for field, there in zip(users, mine, strict=True)
-        ]
+        users, values, bodies = list[bytes](), list[bytes](), list[bytes]()
+        for user, gateway, session, since, device in mine:
+            field, of_user = field_of(user), gateway_of(gateway, user)
+            where = (host, of_user, session, since, "resync", device)
+            users.append(field)
+            bodies.append(place_bytes(Place(field.decode(), *where)))
+            its = (session, since, of_user.encode(), device.encode())
+            values.append(session_bytes(incarnation, *its))
         asserted = redis(
             *("FCALL", f"{library[1]}assert", 3, *keys),
             *(*head, incarnation, 0, 9, 0, "t", "", len(mine)),

@@ -151,11 +151,6 @@ def test_a_reader_begins_behind_the_newest_entry(stored: Stored) -> None:
     assert reader.position == "201.7"
 
 
-def test_an_empty_position_is_the_oldest_entry(stored: Stored) -> None:
-    stored.change(100, "+ada")
-    assert read(chain(position=""), stored) == ["+ada"]
-
-
 def test_a_position_is_finished_with_the_last_record_of_an_entry(
     stored: Stored,
 ) -> None:

@@ -59,17 +59,10 @@ def test_the_bytes_of_sessions(case: dict[str, Any]) -> None:
     value = bytes.fromhex(case["hex"])
     found = [*sessions_of(value)]
     assert [session._asdict() for session in found] == case["sessions"]
-    made = [
-        session_bytes(
-            it.incarnation,
-            it.session,
-            it.since,
-            it.gateway.encode(),
-            it.device.encode(),
-        )
-        for it in found
-    ]
-    assert b"".join(made) == value
+    made = b"".join(
+        session_bytes(*it[:3], it.gateway.encode(), it.device.encode()) for it in found
+    )
+    assert made == value
 
 
 @of("host")
@@ -102,7 +95,6 @@ def crowd() -> Iterator[RedisServer]:
 
 def test_the_shell_lines_of_the_page_list_who_is_online(crowd: RedisServer) -> None:
     program = block("sh", "HSCAN")
-    assert len(program.splitlines()) <= 10
     command = f'redis-cli() {{ command redis-cli -p {crowd.port} "$@"; }}\n{program}'
     require("redis-cli", "redis-tools")
     bash = shutil.which("bash")
@@ -118,7 +110,6 @@ def test_the_shell_lines_of_the_page_list_who_is_online(crowd: RedisServer) -> N
 
 def test_the_python_of_the_page_lists_who_is_online(crowd: RedisServer) -> None:
     program = block("python", "hscan_iter")
-    assert len([line for line in program.splitlines() if line]) <= 10
     program = program.replace("6379", str(crowd.port))
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, text=True

@@ -299,14 +299,6 @@ async def test_a_server_that_does_not_know_a_command_does_not_repeat_the_passwor
     assert "hunter2" not in str(failure)
 
 
-async def test_a_server_that_asks_for_a_password(redis: RedisServer) -> None:
-    redis("CONFIG", "SET", "requirepass", "hunter2")
-    async with redis_of(redis.settings()) as conn:
-        failure = await failure_of(begin(conn))
-        assert failure.kind == "auth"
-        assert failure.advice.endswith("correct cluster.user and cluster.password_file")
-
-
 def test_the_errors_that_have_a_kind_are_coredis_own() -> None:
     names = {name for name in KINDS if name.endswith("Error")} - {"TimeoutError"}
     assert names <= {*vars(coredis.exceptions)}

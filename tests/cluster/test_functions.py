@@ -263,7 +263,7 @@ def test_hash_and_records_have_sessions_in_the_order_in_which_they_began(
     first.login(1)
     partition.now += 0.1
     second.login(2)
-    newest, other = sessions_of(partition.redis("HGET", KEYS.users, ADA))
+    newest, other = partition.sessions_of_ada()
     assert (newest.incarnation, newest.since) == (2, other.since + 1)
     *_, (name, flat) = partition.redis("XRANGE", KEYS.stream, "-", "+")
     (record,) = entry_of(0, name, dict(zip(flat[::2], flat[1::2], strict=True))).records
@@ -277,11 +277,11 @@ def test_a_session_that_is_listed_anew_keeps_its_place(
     first.ahead_s = 0.5
     first.login(1)
     second.login(2)
-    before = [*sessions_of(partition.redis("HGET", KEYS.users, ADA))]
+    before = partition.sessions_of_ada()
     for host, session in ((first, 1), (second, 2)):
         host.begin()
         host.list((ADA, session, 0.0))
-    after = [*sessions_of(partition.redis("HGET", KEYS.users, ADA))]
+    after = partition.sessions_of_ada()
     assert [it[1:] for it in after] == [it[1:] for it in before]
     assert partition.hosts_of_ada() == [second.incarnation, first.incarnation]
 
@@ -471,9 +471,8 @@ def test_a_host_that_begins_again_and_again_leaves_nothing_behind(
     host = Host(partition, "a")
     for _ in range(5):
         host.begin()
-    assert [
-        name for name in partition.redis("HKEYS", KEYS.meta) if name[:1] == b"i"
-    ] == [b"i1"]
+    names = partition.redis("HKEYS", KEYS.meta)
+    assert [name for name in names if name[:1] == b"i"] == [b"i1"]
 
 
 def test_what_a_host_has_to_reap_as_it_begins_is_found_at_once(
@@ -488,9 +487,8 @@ def test_what_a_host_has_to_reap_as_it_begins_is_found_at_once(
     assert partition.look()[:2] == [b"ok", 3]
     assert partition.call("reap", [0, 1, 0, 1])[2:4] == [1, 2]  # ended, and left
     assert partition.look()[0] == b"later"
-    assert (
-        host.begin(keep=1, log="new") == "keep"
-    )  # its process was restarted meanwhile
+    # Its process was restarted meanwhile.
+    assert host.begin(keep=1, log="new") == "keep"
     assert partition.look()[:2] == [b"ok", 2]
 
 

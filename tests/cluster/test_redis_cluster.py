@@ -1,6 +1,5 @@
 """Calls to a Cluster of six nodes: its failovers, and slots that move."""
 
-from contextlib import suppress
 from typing import Any, Final
 
 import pytest
@@ -99,23 +98,6 @@ async def test_a_replica_takes_over(redis_cluster: RedisCluster, how: str) -> No
     redis_cluster.nodes = [*others, master]
     # The node that is asked may hear of it after the new master has answered.
     wait_until(lambda: redis_cluster.master_of(keys_of("lv", 3).meta) is not master)
-
-
-async def test_a_new_master_is_found_while_calls_fail(
-    redis_cluster: RedisCluster,
-) -> None:
-    async with connected(redis_cluster.settings()) as redis:
-        await begin_all(redis)
-        redis_cluster.master_of(keys_of("lv", 3).meta).kill()
-        with pytest.raises(CallError):
-            await begin(redis, 3)
-        with trio.fail_after(SOON_S):
-            while True:
-                with suppress(CallError):
-                    await redis.users(3)
-                    break
-                await trio.sleep(0.05)
-        await begin(redis, 3)
 
 
 async def test_a_slot_that_moves(redis_cluster: RedisCluster) -> None:

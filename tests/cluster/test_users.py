@@ -23,24 +23,11 @@ Args = list[str | int | bytes]
 # Longer than any answer takes on a busy machine.
 connected = partial(connection.connected, timeout_s=10.0)
 # Every function of the library, with arguments that make it write as much as it can.
+SESSION: Final = session_bytes(1, 5, 1, b"g", b"")
 BODY: Final = place_bytes(Place("ada", "A", "g", 5, 1, "login"))
 CALLS: Final[dict[str, Args]] = {
     "begin": ["A", 1, 7, "log", 5, "1 16 -", 30_000_000, 1, 1, 9],
-    "assert": [
-        "A",
-        1,
-        7,
-        1,
-        0,
-        5,
-        0,
-        9,
-        "",
-        1,
-        ADA,
-        session_bytes(1, 5, 1, b"g", b""),
-        BODY,
-    ],
+    "assert": ["A", 1, 7, 1, 0, 5, 0, 9, "", 1, ADA, SESSION, BODY],
     "apply": ["A", 1, 7, 1, 5, 6, 0, 9, "", 1, ADA, (5).to_bytes(6), BODY],
     "beat": ["A", 1, 7, 1, 6, 6, 0, 9, 0, 0],
     "look": ["B", 0, 0, 0],
