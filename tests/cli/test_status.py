@@ -197,6 +197,17 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
         "\nkafka.a-b     following, lag 0 records (0.0 s), 0 sent, 5 missed, "
         "6 left out, 7 settling\nlog ",
     ),
+    "users held by the guard": (
+        {
+            "storms": [
+                {"gateway": "gw-1", "users": 12_000, "left_s": 23.6},
+                {"gateway": "a\x1b", "users": 1_000, "left_s": 0.2},
+            ],
+            "storms_more": 3,
+        },
+        "\nstorm         gw-1 12,000 users, 24 s left; "
+        "a\\x1b 1,000 users, 0 s left; and 3 more\n",
+    ),
     "dead letters kept": (
         {
             "outlets": [
@@ -210,8 +221,8 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
         "0 sent, 1 dead letter\ndead letters  see them by `liveness webhooks dead`\n",
     ),
     "long names of outlets in their column": (
-        {"outlets": [outlet(outlet="webhooks.chat-history")]},
-        "\nwebhooks.chat-history following, lag 0 records (0.0 s), 0 sent\n"
+        {"outlets": [outlet(outlet="webhooks.chat-history", sent=1_200)]},
+        "\nwebhooks.chat-history following, lag 0 records (0.0 s), 1,200 sent\n"
         "log                   seq ",
     ),
 }
@@ -231,18 +242,6 @@ def test_rows_without_news_are_left_out(admin: Admin, path: Path) -> None:
     assert [page for page, _ in admin.asked] == ["/v1/wheel"]
     for name in ("cadence", "\ntimers", "release"):
         assert name not in shown
-
-
-def test_users_held_by_the_guard_are_on_the_screen(admin: Admin, path: Path) -> None:
-    storms = [
-        {"gateway": gateway, "users": users, "left_s": left_s}
-        for gateway, users, left_s in (("gw-1", 12_000, 23.6), ("a\x1b", 1_000, 0.2))
-    ]
-    answer(admin, held={"storm": 13_000}, storms=storms, storms_more=3)
-    shown = screen(path)
-    assert "\nheld          storm 13,000\n" in shown
-    rows = "gw-1 12,000 users, 24 s left; a\\x1b 1,000 users, 0 s left; and 3 more"
-    assert f"\nstorm         {rows}\n" in shown
 
 
 def test_names_refused_or_replaced_within_the_hour_are_on_the_screen(

@@ -113,14 +113,11 @@ def test_a_moment_is_shown_in_utc_to_the_millisecond() -> None:
     [
         (0, "now"),
         (-0.4, "now"),
-        (0.6, "in 1 s"),
         (-3.2, "3 s ago"),
         (115, "in 115 s"),
         (119, "in 2 min"),
-        (7_199, "in 2 h"),
         (-36 * 3_600, "36 h ago"),
         (72 * 3_600 - 0.01, "in 3 d"),
-        (366 * 86_400, "in 366 d"),
     ],
 )
 def test_how_far_off_a_moment_is_has_one_unit(seconds: float, shown: str) -> None:
