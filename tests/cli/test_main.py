@@ -115,6 +115,7 @@ def test_a_wrong_line_is_one_line_and_2(run: Run, arguments: str, told: str) -> 
     [
         "log --kind",
         "check-state --state",
+        "demo --script",
         "history --state /there/is/none",
         "",
     ],

@@ -120,23 +120,6 @@ def test_as_json_it_is_what_the_sidecar_has(
     assert json.loads(capsys.readouterr().out) == SUMMARY
 
 
-def test_readers_that_take_no_more_records_are_named(admin: Admin, path: Path) -> None:
-    common = {"unacked": 10_000, "for_s": 95.0}
-    rows = [
-        {"role": "gateway", "name": "chat\x1b-1", "why": "unacknowledged", **common},
-        {"role": "watcher", "name": "mail", "why": "not-reading", **common},
-    ]
-    answer(admin, stalled=rows)
-    expected = (
-        "stalled       gateway chat\\x1b-1 has not acknowledged 10,000 records for 1 min "
-        "35 s, and gets no more; watcher mail does not read its link for 1 min 35 s, and "
-        "gets no more\n"
-    )
-    assert expected in screen(path)
-    answer(admin, stalled=rows * 5)
-    assert "; and 2 more\n" in screen(path)
-
-
 def cluster(**values: object) -> dict[str, Any]:
     """The state of a cluster, as the summary has it; ten seconds old."""
     usual = {"state": "following", "since": SUMMARY["at"] - 10_000, "detail": ""}
@@ -152,6 +135,11 @@ def outlet(**values: object) -> dict[str, Any]:
         ("lag_records", "sent", "dead", "dead_kept", "missed", "damped", "settling"), 0
     )
     return {**usual, **values}
+
+
+def stalled(role: str, name: str, why: str) -> dict[str, object]:
+    """A reader that takes no more records."""
+    return {"role": role, "name": name, "why": why, "unacked": 10_000, "for_s": 95.0}
 
 
 def gateways(intervals: dict[str, float]) -> dict[str, Any]:
@@ -197,6 +185,17 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
         "\nkafka.a-b     following, lag 0 records (0.0 s), 0 sent, 5 missed, "
         "6 left out, 7 settling\nlog ",
     ),
+    "readers that take no more records": (
+        {
+            "stalled": [
+                stalled("gateway", "chat\x1b-1", "unacknowledged"),
+                stalled("watcher", "mail", "not-reading"),
+            ]
+        },
+        "stalled       gateway chat\\x1b-1 has not acknowledged 10,000 records for 1 min "
+        "35 s, and gets no more; watcher mail does not read its link for 1 min 35 s, and "
+        "gets no more\n",
+    ),
     "users held by the guard": (
         {
             "storms": [
@@ -240,7 +239,7 @@ def test_rows_without_news_are_left_out(admin: Admin, path: Path) -> None:
     answer(admin, timers=timers, held={"storm": 0}, **gateways({"fine": 15}))
     shown = screen(path)
     assert [page for page, _ in admin.asked] == ["/v1/wheel"]
-    for name in ("cadence", "\ntimers", "release"):
+    for name in ("cadence", "\ntimers", "\nrefused "):
         assert name not in shown
 
 
@@ -262,7 +261,6 @@ def test_names_refused_or_replaced_within_the_hour_are_on_the_screen(
         trouble("gw-1", "not-allowed", times=1_700),
         trouble("a\x1b", "replaced", pid=0),
         trouble(None, "not-allowed"),
-        *(trouble(f"gw-{n}", "bad-hello") for n in range(10)),
     ]
     answer(admin, link_troubles=rows)
     shown = screen(path)
@@ -270,14 +268,11 @@ def test_names_refused_or_replaced_within_the_hour_are_on_the_screen(
         "\nrefused       gateway gw-1 not-allowed, 1,700 times, last 1 min 1 s ago, process "
         "7 of Unix user 1000; without a hello not-allowed, once, "
     ) in shown
-    assert "; and 4 more\n" in shown
     assert (
         "\nreplaced      gateway a\\x1b once, last 1 min 1 s ago, a process of Unix user "
         "1000\n"
     ) in shown
     assert "in the runbook" in shown
-    answer(admin)
-    assert "\nrefused " not in screen(path)
 
 
 def test_a_sidecar_that_is_not_ready_says_why_and_the_exit_code_is_1(
