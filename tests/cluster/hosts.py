@@ -58,12 +58,12 @@ def publish(
         assert begun[0] == b"reset", begun
         incarnation, mine = begun[2], parts[partition]
         users, values, bodies = list[bytes](), list[bytes](), list[bytes]()
-        for user, gateway, session, since, device in mine:
+        for user, gateway, number, since, device in mine:
             field, of_user = field_of(user), gateway_of(gateway, user)
-            where = (host, of_user, session, since, "resync", device)
+            where = (host, of_user, number, since, "resync", device)
             users.append(field)
             bodies.append(place_bytes(Place(field.decode(), *where)))
-            its = (session, since, of_user.encode(), device.encode())
+            its = (number, since, of_user.encode(), device.encode())
             values.append(session_bytes(incarnation, *its))
         asserted = redis(
             *("FCALL", f"{library[1]}assert", 3, *keys),

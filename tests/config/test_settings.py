@@ -5,7 +5,7 @@ import re
 import socket
 import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
@@ -490,11 +490,12 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(
     name: str, text: str, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {name: text}
-    for give in (
+    sources: list[Callable[[], object]] = [
         lambda: loaded(f"[cluster]\n{name} = ['{text}']\n", tmp_path),
         lambda: by_variable(f"cluster.{name}", text),
         lambda: Config(**BARE, cluster=ClusterSettings(**given)),
-    ):
+    ]
+    for give in sources:
         with pytest.raises(ConfigError) as caught:
             give()
         (fault,) = caught.value.faults
