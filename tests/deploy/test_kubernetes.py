@@ -184,25 +184,6 @@ def test_volumes_hold_the_largest_state_and_its_backup() -> None:
     assert quantity(backups) >= ROOM * largest + SPARE_BYTES
 
 
-def test_the_manual_has_the_figures_that_were_measured() -> None:
-    text = (ROOT / "docs/deployment.md").read_text()
-    told = text.split("\n### Resources\n")[1].split("\n### ")[0]
-    online = measured("million", "logins", "server memory with all online")
-    storm = measured("million", "silence", "memory growth")
-    timers = CONFIG.timers.max_live * TIMER_BYTES / 1e6
-    steady = measured(
-        "hundred-thousand", "steady", "server CPU with 50 offlines a second"
-    )
-    more = f"{storm:.0f}" if storm >= 0.5 else "no"
-    assert f"online take {online:.0f} MB, {more} more" in told
-    assert f"up to {timers:.0f}." in told
-    assert f"take {steady:.1f} % of a core" in told
-    asked = SIDECAR["resources"]
-    memory = [asked[which]["memory"].replace("Mi", " MiB") for which in asked]
-    assert f"| memory | {memory[0]} | {memory[1]} |" in told
-    assert f"| processor | {asked['requests']['cpu']} | none |" in told
-
-
 def test_no_token_is_in_the_repository() -> None:
     kinds = {one["kind"] for one in OURS.objects}
     known = {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}

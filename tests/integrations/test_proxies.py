@@ -175,14 +175,6 @@ def test_a_silent_user_ends_through_the_proxy(hosts: Hosts, proxy: str) -> None:
 
 
 @each_proxy
-def test_a_shorter_timeout_makes_a_logout(hosts: Hosts, proxy: str) -> None:
-    port = hosts.proxy(proxy, TCP, hosts.gateway(*GATEWAY), shorter)
-    quiet = hosts.user(port, f"idle-{proxy}")
-    assert quiet.until("bye") is None
-    assert hosts.end_of(quiet.uid) == "logout"
-
-
-@each_proxy
 def test_a_websocket_is_kept_by_pings(hosts: Hosts, proxy: str) -> None:
     gateway = hosts.gateway(*CHAT)
     port = hosts.proxy(proxy, HTTP, gateway)

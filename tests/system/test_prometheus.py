@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from liveness.lab.common.processes import free_port
-from tests.deploy.test_monitoring import ALERTS, DASHBOARD, DEPLOYED, PANELS, RECORDS
+from tests.deploy.test_monitoring import ALERTS, DASHBOARD, DEPLOYED, PANELS
 from tests.helpers.needs import require
 from tests.helpers.redis_servers import redis_server
 from tests.system.sidecar import Sidecar, eventually
@@ -218,11 +218,6 @@ def test_a_panel_has_data(scene: Scene, title: str) -> None:
 def test_a_panel_shows_what_happens(scene: Scene, title: str) -> None:
     expressions = [scene.shown(one) for one in EXPRESSIONS[title]]
     assert any(scene.all(one) - scene.calm(one) for one in expressions)
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_recording_rule_has_data(scene: Scene, name: str) -> None:
-    assert scene.all(name)
 
 
 @pytest.mark.parametrize("name", sorted(ALERTS.keys() - {TOO_SHORT}))
