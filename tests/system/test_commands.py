@@ -45,22 +45,6 @@ def test_a_timer_is_shown_retried_and_cancelled_by_key(
     assert f"  cancelled  {name}  " in line
 
 
-def test_a_list_goes_over_pages(sidecar: Sidecar, name: str, run: Run) -> None:
-    gateway = sidecar.gateway(name)
-    for n in range(250):
-        gateway.send("after", f"n{n}", 3_600)
-    gateway.sync()
-
-    def keys(*limit: str) -> list[str]:
-        lines = run("timers", "list", "--gateway", name, *limit)[1].splitlines()
-        return [line.split()[-1] for line in lines]
-
-    newest_first = [f"n{n}" for n in reversed(range(250))]
-    assert keys() == newest_first[:100]
-    assert keys("--limit", "230") == newest_first[:230]
-    assert keys("--limit", "1000") == newest_first
-
-
 def test_gateways_are_listed_and_forgotten(
     sidecar: Sidecar, name: str, run: Run
 ) -> None:

@@ -6,8 +6,6 @@ The decision itself is tested in `tests/core/sessions/test_presence.py`.
 from itertools import permutations
 from time import CLOCK_MONOTONIC, clock_gettime, time_ns
 
-import pytest
-
 from tests.system.client import Client
 from tests.system.sidecar import Sidecar
 
@@ -39,19 +37,6 @@ def test_of_connections_that_began_at_one_moment_the_login_read_later_wins(
             link.apply("login", uid, {"conn": conn, "began": began})
         ((*_, conn),) = second.where(uid)
         assert conn == 1
-
-
-@pytest.mark.parametrize(
-    ("shift_s", "welcome"), [(0.0, True), (3_600.0, False), (0.2, False)]
-)
-def test_welcome_tells_whether_a_gateway_has_the_same_clock(
-    sidecar: Sidecar, name: str, shift_s: float, welcome: bool
-) -> None:
-    told = sidecar.connect().hello(name, clock=clocks(shift_s))
-    assert told["began"] is welcome
-    assert "began" not in sidecar.connect().hello(name)
-    watcher = sidecar.connect().hello(name, role="watcher", clock=clocks())
-    assert watcher["began"] is False
 
 
 def test_a_beginning_by_another_clock_or_in_the_future_is_counted_and_not_used(
