@@ -54,9 +54,7 @@ def test_the_page_is_as_it_is_written(sidecar: Sidecar) -> None:
     [
         (["log", "--state"], USER_SHOWN),
         (["watch", "--after", "0", "--count", "2", "--socket"], USER_SHOWN),
-        (["history", "int:7", "--state"], GATEWAY_SHOWN),
         (["explain", "int:7", "--socket"], GATEWAY_SHOWN),
-        (["status", "--socket"], GATEWAY_SHOWN),
         (["log", "--json", "--state"], r'"uid":"Zo\u00eb/\u5f20"'),
     ],
     ids=lambda val: val[0] if isinstance(val, list) else "",
