@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ import pytest
 from liveness.cli import main
 from liveness.lab.bench import QUICK, floors
 from liveness.lab.bench.suite import SCENARIOS
-from liveness.lab.bench.systems import COMPARED_SYSTEMS, opened
+from liveness.lab.bench.systems import COMPARED_SYSTEMS
 from liveness.lab.common.figures import OURS
 from liveness.lab.common.load import LoadError
 from liveness.lab.common.processes import redis_server
@@ -179,22 +178,6 @@ def test_a_sidecar_that_is_lost_ends_it_with_its_last_lines(tmp_path: Path) -> N
 
 
 # --- other systems
-
-
-@pytest.mark.parametrize("name", [OURS, *{*COMPARED_SYSTEMS} - {"valkey"}])
-def test_each_system_takes_signs_of_life_and_tells_who_fell_silent(
-    name: str, tmp_path: Path
-) -> None:
-    with opened(name, tmp_path, 20) as system:
-        system.log_in(range(10, 20))
-        for size in (1, 1_000):
-            if data := system.requests(range(10, 20), size):
-                system.write(data)
-        system.fall_silent(7, 2)
-        notices = system.wait_for_offlines(1, until=time.perf_counter() + END_S)
-        uids = [record["uid"] for _, records in notices for record in records]
-        assert uids == ["user-000000000007"]
-    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_reply_that_is_an_error_ends_the_run(tmp_path: Path) -> None:
