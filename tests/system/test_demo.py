@@ -177,8 +177,6 @@ def test_the_account_adds_up(run: Run) -> None:
 
 def test_a_guest_who_joins_by_tcp_chats_and_is_closed_when_silent(run: Run) -> None:
     shown, seen = run
-    assert list(seen[0]) == ["welcome"]
-    assert seen[1]["joined"] == "ada"
     assert seen[2:] == [{"uid": "ada", "say": "hi"}, {"bye": "silence"}]
     assert shown.table()["guest"] == Counter(users=1, silence=1)
 
@@ -193,19 +191,6 @@ def test_a_fault_of_the_gateway_is_named_and_ends_the_demo_with_1(
     out = capsys.readouterr().out
     assert re.search(r"faults: early 0, missed \d, false [1-9]\n", out)
     assert "    false: user-03 was " in out
-
-
-def test_a_gateway_that_does_not_start_ends_the_demo_with_its_last_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        demo_host, "GATEWAY", (sys.executable, "-c", "raise SystemExit('no port')")
-    )
-    assert main.main(["demo"]) == 1
-    assert capsys.readouterr().err.splitlines() == [
-        "    no port",
-        "liveness: the gateway has ended, exit code 1",
-    ]
 
 
 def test_nobody_is_reported_falsely_whatever_is_killed_stopped_or_restarted() -> None:
@@ -261,18 +246,6 @@ def test_on_a_terminal_keys_kill_hosts_and_redis_and_start_them_again() -> None:
 
 
 # --- ends ---------------------------------------------------------------------------------
-
-
-def test_its_children_end_with_it_even_by_kill_9_and_while_they_are_stopped(
-    tmp_path: Path,
-) -> None:
-    with demo(TMPDIR=str(tmp_path)) as killed:
-        gateway_port(killed.stdout)
-        begun = children(killed.pid)
-        assert len(begun) == 2
-        os.kill(begun[0], signal.SIGSTOP)
-        killed.kill()
-    eventually(lambda: not any(map(parent, begun)))
 
 
 def test_a_child_that_ends_by_itself_ends_the_demo_with_its_last_lines(
