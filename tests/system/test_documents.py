@@ -126,9 +126,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def run(command: str, environ: dict[str, str], *, within_s: float = PATIENCE_S) -> str:
-    done = ran(*shlex.split(command), cwd=ROOT, env=environ, timeout=within_s)
-    return succeeded(done)
+def run(command: str, environ: dict[str, str]) -> str:
+    return succeeded(ran(*shlex.split(command), cwd=ROOT, env=environ))
 
 
 def strict_python(program: str) -> str:
@@ -364,14 +363,16 @@ def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(
     run(f"{cli} config set notify-keyspace-events Ex", environ)
     began_ms = datetime.now(UTC).timestamp() * 1000 // 1
     with started(f"sh -c {shlex.quote(shown)}", environ) as lines:
+        stdout = lines.process.stdout
+        assert stdout is not None
 
         def has_line() -> bool:
             for key in ("other:bob", "online:ada"):
                 run(f"{cli} set {key} gw-1 px 20", environ)
-            return bool(select.select([lines.process.stdout], [], [], 0.1)[0])
+            return bool(select.select([stdout], [], [], 0.1)[0])
 
         eventually(has_line, within_s=PATIENCE_S)
-        uid, at_ms = offline_in(lines.shows("").encode())
+        uid, at_ms = offline_in(stdout.readline())
     assert uid == "ada"
     assert began_ms <= at_ms <= datetime.now(UTC).timestamp() * 1000 + 1
 
@@ -486,14 +487,6 @@ def shortened(demo: str) -> str:
         lambda found: f"{found[1]}{int(found[2]) / 3:.2f}",
         demo,
     )
-
-
-@pytest.mark.long
-def test_the_demos_of_the_tutorial_end_well(environ: dict[str, str]) -> None:
-    whole, scripted = demos("docs/getting-started.md")
-    for line in (whole, scripted):
-        told = run(shortened(line), environ, within_s=300)
-        assert "faults: early 0, missed 0, false 0" in told
 
 
 @contextmanager
