@@ -179,11 +179,11 @@ def test_of_too_many_incomplete_frames_the_oldest_ends() -> None:
     def send(link: Link, data: bytes) -> None:
         shell.server.received(link, data, shell.at, None)
 
-    send(slow, frame[:40])
     send(fast, frame[:41])
-    send(
-        fast, frame[41:] + frame[:20]
-    )  # another frame: it is younger than that of `slow`
+    send(slow, frame[:20])
+    # Another frame: it is younger than that of `slow`, which stays the same one.
+    send(fast, frame[41:] + frame[:20])
+    send(slow, frame[20:40])
     assert shell.parts.registry.unfinished_bytes == 60
     send(late, frame[:40])
     assert slow.is_open
@@ -191,6 +191,9 @@ def test_of_too_many_incomplete_frames_the_oldest_ends() -> None:
     assert [link.is_open for link in (slow, fast, late)] == [False, True, True]
     assert +shell.counts.limits_met == {"limits.max_unfinished_bytes": 1}
     assert shell.parts.registry.unfinished_bytes == 61
-    for link in (fast, late):
+    another = shell.gateway("j")
+    send(another, frame[:40])  # what was of `slow` counts no more
+    assert [link.is_open for link in (fast, late, another)] == [False, True, True]
+    for link in (late, another):
         shell.server.closed(link)
     assert shell.parts.registry.unfinished_bytes == 0
