@@ -15,7 +15,6 @@ from liveness.core.records import (
     Logged,
     LogPosition,
     Record,
-    Subscription,
     TimerRecord,
     Uid,
 )
@@ -35,7 +34,7 @@ from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers.disk import tear_a_leaf
 from tests.helpers.record_batches import batch_of
 from tests.service.storage import journals
-from tests.service.storage.journals import online
+from tests.service.storage.journals import ALL, online
 
 # The bytes of each occur in another uid, a kind, a gateway or a number.
 UIDS: list[Uid] = [
@@ -44,7 +43,6 @@ UIDS: list[Uid] = [
 ]  # fmt: skip
 GATEWAYS = ["g", "gw", "7", "online"]
 EVERY_MS = 1_000
-ALL = Subscription(None, frozenset(KINDS))
 
 
 def written() -> list[Logged]:

@@ -29,11 +29,10 @@ from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
 from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import BOUNDED, examples
-from tests.service.storage.journals import Log, log_of
+from tests.service.storage.journals import ALL, Log, log_of, of
 
 NAMES = ("g", "h", "i")
 WALL_MS = 123
-EVERYTHING = Subscription(None, frozenset(KINDS))
 UIDS = ("7", 7, "7/a", "u", "u/b")  # with the separator "/"
 
 
@@ -93,10 +92,6 @@ def trim(log: Log, *, below: int) -> None:
     store.trimmer.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
     log.log_writer.first, _ = store.bounds()
     assert log.log_writer.first == below
-
-
-def of(gateway: str | None, *kinds: str) -> Subscription:
-    return Subscription(gateway, frozenset(kinds or KINDS))
 
 
 def seqs(taken: Sequence[Logged | Gap]) -> list[int]:
@@ -223,7 +218,7 @@ def test_the_tail_is_bounded_and_lets_whole_commits_but_the_newest_go(
         feed.publish(batch)
     oldest = next(after for after in range(100) if feed.reaches(after)) + 1
     assert oldest == 5
-    assert len(list(feed.since(0, EVERYTHING))) == kept
+    assert len(list(feed.since(0, ALL))) == kept
 
 
 def test_payloads_of_timers_count_by_their_memory() -> None:
@@ -231,7 +226,7 @@ def test_payloads_of_timers_count_by_their_memory() -> None:
     for seq, payload in enumerate(["", "p" * 4_096, "p" * 4_092 + "\N{BUG}"] * 9, 1):
         timer = TimerRecord(seq, TIMER, "g", "k", payload, None, 0, 1, 0)
         feed.publish(Batch(batch_of([timer])))
-    kept = seqs([entry.record for entry in feed.since(0, EVERYTHING)])
+    kept = seqs([entry.record for entry in feed.since(0, ALL)])
     assert 3 <= len(kept) <= 9
     assert kept == [*range(28 - len(kept), 28)]
 
