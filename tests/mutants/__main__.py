@@ -45,7 +45,7 @@ MARKS: Final = "not slow and not long and not machine"
 # killed.
 MOST_CHANGED: Final = 400
 OTHERS: Final = 60
-LEAST_KILLED: Final = 0.6
+LEAST_KILLED: Final = 0.5
 
 Found = tuple[str, Mutation]  # a module, by its path from the root, and one of its own
 
