@@ -19,7 +19,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Final, NoReturn
@@ -31,9 +31,11 @@ from tests.mutants.operators import Mutation
 
 # The tests of one mutation take so much of a processor at most, by what each took without
 # it, the quick ones first: of those that come by most lines there are hundreds.
-MOST_S: Final = 10.0
-# A mutation that has its tests wait, or compute, for longer has been noticed.
-LIMIT_S: Final = 120.0
+MOST_S: Final = 5.0
+# A mutation has been noticed that has its tests wait, or compute, for longer than this and
+# so many times what they took without it: most that hang do so in tests of a second.
+LIMIT_S: Final = 20.0
+LIMIT_TIMES: Final = 8
 AT_ONCE: Final = os.cpu_count() or 1
 KILLED, SURVIVED, UNREACHED = OUTCOMES = "killed", "survived", "unreached"
 # Exit codes of a child.
@@ -70,7 +72,7 @@ class _Child:
     mutation: Mutation
     pipe: int
     scratch: str
-    ends_at: float = field(default_factory=lambda: time.perf_counter() + LIMIT_S)
+    ends_at: float
 
 
 class Forks:
@@ -86,7 +88,8 @@ class Forks:
         self._modules = modules
         self._failed = ""  # in a child, the test that failed
         self._at_line: dict[str, dict[int, list[str]]] = {}
-        self._cost: dict[str, float] = {}
+        self._cost: dict[str, float] = {}  # seconds of a processor
+        self._took: dict[str, float] = {}
         self._noticed: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._items: dict[str, pytest.Item] = {}
         self._functions: defaultdict[tuple[str, int, str], list[FunctionType]]
@@ -137,23 +140,27 @@ class Forks:
         files = [str(self._root / module.file) for module in self._modules]
         data = str(part / "lines")
         tracer = coverage.Coverage(data_file=data, include=files, config_file=False)
-        cost, failed = dict[str, float](), list[str]()
+        cost, took, failed = dict[str, float](), dict[str, float](), list[str]()
         tracer.start()
         for item in items:
             tracer.switch_context(item.nodeid)
-            self._failed, began = "", time.process_time()
+            self._failed = ""
+            cost_began, began = time.process_time(), time.perf_counter()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-            cost[item.nodeid] = time.process_time() - began
+            cost[item.nodeid] = time.process_time() - cost_began
+            took[item.nodeid] = time.perf_counter() - began
             if self._failed:
                 failed.append(item.nodeid)
         tracer.stop()
         tracer.save()
-        (part / "tests").write_text(json.dumps([cost, failed]), encoding="utf-8")
+        told = json.dumps([cost, took, failed])
+        (part / "tests").write_text(told, encoding="utf-8")
         os._exit(0)
 
     def _read(self, part: Path) -> None:
-        cost, failed = json.loads((part / "tests").read_text(encoding="utf-8"))
+        cost, took, failed = json.loads((part / "tests").read_text(encoding="utf-8"))
         self._cost |= cost
+        self._took |= took
         self.faults += [f"{test} fails without a mutation" for test in failed]
         data = coverage.CoverageData(str(part / "lines"))
         data.read()
@@ -198,12 +205,13 @@ class Forks:
         self, module: Module, mutation: Mutation, tests: Sequence[str]
     ) -> tuple[int, _Child]:
         scratch = tempfile.mkdtemp(prefix="mutants-")
+        limit_s = LIMIT_S + LIMIT_TIMES * sum(self._took[test] for test in tests)
         reads, writes = os.pipe()
         child = os.fork()
         if not child:
             os.close(reads)
             _become_child(scratch)
-            seconds = int(LIMIT_S)
+            seconds = int(limit_s)
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             code = _NOT_PUT
             if self._put(module, mutation):
@@ -211,7 +219,8 @@ class Forks:
                 os.write(writes, self._failed.encode())
             os._exit(code)
         os.close(writes)
-        return child, _Child(module, mutation, reads, scratch)
+        ends_at = time.perf_counter() + limit_s
+        return child, _Child(module, mutation, reads, scratch, ends_at)
 
     def _put(self, module: Module, mutation: Mutation) -> bool:
         """Give the functions of this process the mutation's code."""
