@@ -12,27 +12,25 @@ from liveness.core.effects import (
     Deliver,
     Effect,
     LogLine,
-    LogRefusal,
     ReadFirst,
     SearchSkipped,
     WakeWriter,
 )
 from liveness.core.links.link import Link
-from liveness.core.links.outbox import Reply
-from liveness.core.records import SESSION_KINDS, Record, Subscription
+from liveness.core.records import SESSION_KINDS, Subscription
 from liveness.core.server import MayRead
-from liveness.core.wire.framing import Reader, decode, encode
-from liveness.testing.scripted_disk import FULL
+from liveness.core.wire.framing import Reader, encode
 from tests.core.server_shell import Shell, hello
-
-
-def name_of(frame: bytes) -> object:
-    (content, *_) = decode(frame)
-    return content
 
 
 def kinds(effects: list[Effect]) -> list[type]:
     return [type(effect) for effect in effects]
+
+
+def answers(link: Link) -> list[Any]:
+    """The replies that a link may be sent now."""
+    reader = Reader(max_frame_bytes=100_000, max_batch=4_000)
+    return [*reader.feed(link.outbox.take_frames())]
 
 
 @pytest.fixture
@@ -40,52 +38,29 @@ def shell() -> Shell:
     return Shell()
 
 
-def test_a_keepalive_of_an_online_user_wants_nothing_done(shell: Shell) -> None:
-    link = shell.gateway()
-    shell.says(link, ["login", "u"], ["ping", 1])
-    assert shell.says(link, ["keepalive", "u"], ["keepalive", ["u"]]) == []
-
-
 def test_a_reply_waits_for_the_commit_that_it_depends_on(shell: Shell) -> None:
     link = shell.gateway()
-    effects = shell.says(link, ["login", "u"], ["ping", 1], ["where", ["u"]], ["list"])
-    commit, *others = effects
-    assert isinstance(commit, Commit)
-    assert others == [WakeWriter(link.number)] * 3
-    assert [record.seq for record in commit.changes.records] == [1]
-    pong, where, listing = link.outbox._replies
-    assert {reply.after for reply in (pong, where, listing)} == {commit.ticket}
+    assert shell.says(link, ["ping", 1]) == [WakeWriter(link.number)]
+    assert link.outbox.take_frames() == encode(["pong", 1])
+    effects = shell.says(link, ["login", "u"], ["ping", 2], ["where", "v"], ["list"])
+    assert kinds(effects) == [Commit, *[WakeWriter] * 3]
     assert link.outbox.take_frames() == b""
     assert not link.outbox.take_up_list()
     shell.write()
-    assert isinstance(pong, Reply)
-    assert isinstance(where, Reply)
-    assert link.outbox.take_frames() == pong.frame + where.frame
+    assert answers(link) == [("pong", 2), ("where", ())]
     assert link.outbox.take_up_list()
-
-
-def test_a_reply_to_nothing_new_waits_for_nothing(shell: Shell) -> None:
-    link = shell.gateway()
-    assert shell.says(link, ["ping", 1]) == [WakeWriter(link.number)]
-    (pong,) = link.outbox._replies
-    assert pong.after == shell.decided.ticket == shell.disk.log_ticket
+    assert shell.says(link, ["keepalive", "u"], ["keepalive", ["u"]]) == []
 
 
 def test_welcome_waits_for_the_cursor_of_its_name(shell: Shell) -> None:
     link = shell.connect()
     effects = shell.says(link, hello())
-    commit, wake, deliver = effects
-    assert isinstance(commit, Commit)
-    assert wake == WakeWriter(link.number)
-    (welcome,) = link.outbox._replies
-    assert isinstance(welcome, Reply)
-    assert deliver == Deliver(link.number, shell.reading_of(link))
-    assert commit.ticket == welcome.after
+    assert kinds(effects) == [Commit, WakeWriter, Deliver]
     assert link.outbox.room == 0
     assert link.outbox.take_frames() == b""
     shell.write()
     assert shell.disk.cursors["gateway", "g"].seq == 0
-    assert link.outbox.take_frames() == welcome.frame
+    assert [frame[0] for frame in answers(link)] == ["welcome"]
 
 
 def test_a_replaced_link_is_read_before_its_successor_is_welcomed(shell: Shell) -> None:
@@ -97,13 +72,11 @@ def test_a_replaced_link_is_read_before_its_successor_is_welcomed(shell: Shell) 
     assert shell.says(older, ["login", "o"]) == []
     shell.server.replace(older)
     effects = shell.effects()
-    close, commit, wake, _ = effects
-    assert close == Close(older.number)
+    assert kinds(effects) == [Close, Commit, WakeWriter, Deliver]
+    commit = effects[1]
     assert isinstance(commit, Commit)
-    assert wake == WakeWriter(newer.number)
-    (welcome,) = newer.outbox._replies
     assert [record.uid for record in commit.changes.records] == ["o"]
-    assert welcome.after == commit.ticket
+    assert newer.outbox.take_frames() == b""
     assert not older.is_open
     assert older.outbox.last_frame
     uids = [record.uid for record in shell.decided.changes.records]
@@ -117,13 +90,6 @@ def test_a_successor_that_ends_meanwhile_takes_no_name(shell: Shell) -> None:
     shell.server.replace(older)
     assert kinds(shell.effects()) == [Close, Close]
     assert shell.parts.registry.named == {}
-
-
-def test_a_replaced_watcher_has_nothing_to_be_read(shell: Shell) -> None:
-    older = shell.gateway("w", role="watcher")
-    effects = shell.says(shell.connect(), hello("w", role="watcher"))
-    assert kinds(effects) == [Close, Commit, WakeWriter, Deliver]
-    assert effects[0] == Close(older.number)
 
 
 def test_a_fresh_gateway_is_welcomed_once_its_old_sessions_have_ended(
@@ -147,44 +113,6 @@ def test_a_fresh_gateway_is_welcomed_once_its_old_sessions_have_ended(
     assert not shell.server.has_resets
 
 
-def test_an_ack_asks_for_more_only_if_there_is_more(shell: Shell) -> None:
-    shell = Shell(window=2)
-    link = shell.gateway(kinds=["online"])
-    shell.says(link, ["login", ["a", "b", "c"]], ["ping", 1])
-    shell.write()
-    assert link.outbox.room == 2
-    link.outbox.records_begin([1, 2], 0)
-    shell.reading_of(link).seq = 2
-    link.outbox.records_sent(0)
-    assert (link.outbox.room, link.outbox.unacked) == (0, 2)
-    assert shell.says(link, ["ack", 1]) == [WakeWriter(link.number)]
-    assert shell.counts.notices_acked == 1
-    assert shell.cursors["gateway", "g"].seq == 1
-    assert shell.says(link, ["ack", 0]) == [WakeWriter(link.number)]
-    assert shell.cursors["gateway", "g"].seq == 1
-
-
-def test_a_cursor_stays_behind_what_is_received_and_not_processed(shell: Shell) -> None:
-    shell = Shell(window=2)
-    link = shell.gateway(kinds=["online"])
-    shell.says(link, ["login", ["a", "b", "c"]], ["ping", 1])
-    shell.write()
-    link.outbox.records_begin([1, 2], 0)
-    shell.reading_of(link).seq = 2
-    link.outbox.records_sent(0)
-    shell.says(link, ["ack", 2, 1])
-    assert (link.outbox.room, link.outbox.unacked) == (2, 0)
-    shell.server.note_cursors(shell.at)
-    assert shell.cursors["gateway", "g"].seq == 1
-    shell.reading_of(link).seq = 3  # a record that does not concern it
-    for again in (["ack", 2, 1], ["ack", 1], ["ack", 0, 0]):
-        shell.says(link, again)
-        shell.server.note_cursors(shell.at)
-        assert shell.cursors["gateway", "g"].seq == 1
-    shell.says(link, ["ack", 2, 2])
-    assert shell.cursors["gateway", "g"].seq == 3
-
-
 def test_a_cursor_follows_only_what_is_written(shell: Shell) -> None:
     link = shell.gateway(kinds=["online"], ack=False)
     shell.says(link, ["login", ["a", "b", "c"]], ["ping", 1])
@@ -195,17 +123,6 @@ def test_a_cursor_follows_only_what_is_written(shell: Shell) -> None:
     assert shell.cursors["gateway", "g"].seq == 0
     link.outbox.records_sent(0)
     assert shell.cursors["gateway", "g"].seq == 3
-
-
-def test_a_link_that_ends_on_a_failing_disk_is_told_only_why(shell: Shell) -> None:
-    link = shell.gateway()
-    shell.disk.failure = FULL
-    shell.says(link, ["login", "u"], ["ping", "not answered"])
-    shell.parts.registry.end_all("a test")
-    assert kinds(shell.effects()) == [Close]
-    assert not link.outbox.has_replies
-    assert shell.parts.unread.memory == 0
-    assert name_of(link.outbox.last_frame) == "bye"
 
 
 def test_a_fault_of_a_request_ends_its_link_and_no_other(
@@ -243,23 +160,6 @@ def test_a_fault_of_a_welcome_ends_its_link_and_no_other(
     assert kinds(shell.says(other, ["ping", 1]))[-1] is WakeWriter
 
 
-def test_a_silent_user_is_fired_once_its_gateway_was_read_and_committed(
-    shell: Shell,
-) -> None:
-    link = shell.gateway()
-    shell.says(link, ["login", "u"])
-    shell.server.commit()
-    shell.effects()
-    for _ in range(301):
-        shell.lets_pass(0.1)
-        shell.server.fire(shell.at)
-        shell.server.commit()
-    (commit,) = shell.effects()
-    assert isinstance(commit, Commit)
-    ((record,), (due,)) = commit.changes.records, commit.changes.records.due
-    assert (record.uid, record.kind, due) == ("u", "offline", 30.0)
-
-
 def test_a_closed_link_leaves_nothing_behind(shell: Shell) -> None:
     link = shell.gateway()
     shell.says(link, ["login", "u"], ["ping", "x" * 1_000])
@@ -270,20 +170,16 @@ def test_a_closed_link_leaves_nothing_behind(shell: Shell) -> None:
     assert replace(shell.parts.gateways.by_name["g"], users=0).is_linked is False
 
 
-def answers(link: Link) -> list[Any]:
-    """The replies that a link may be sent now."""
-    reader = Reader(max_frame_bytes=100_000, max_batch=4_000)
-    return [*reader.feed(link.outbox.take_frames())]
-
-
 def test_a_question_about_a_user_is_one_about_each_device() -> None:
     shell = Shell(device_separator="/", max_where_rows=5)
-    link = shell.gateway()
-    shell.says(link, ["login", ["ada/a", "ada/b", "ada", "eve/a", 7]])
+    link = shell.connect()
+    shell.says(link, hello(), ["login", ["ada/a", "ada/b", "ada", "eve/a", 7]])
     shell.says(link, ["where", ["ada", "eve/a", "eve/b", 7]], ["where", "eve"])
     shell.write()
+    welcome, *found = answers(link)
+    assert welcome[1]["device_separator"] == "/"
     rows = [["ada/a", 1], ["ada/b", 2], ["ada", 3], ["eve/a", 4], [7, 5]]
-    where, eve = (frame[1] for frame in answers(link))
+    where, eve = (frame[1] for frame in found)
     assert [[uid, session] for uid, _, session, _ in where] == rows
     assert [[uid, session] for uid, _, session, _ in eve] == [["eve/a", 4]]
 
@@ -295,11 +191,7 @@ def test_a_question_about_more_devices_than_an_answer_has_is_refused() -> None:
     shell.says(link, ["where", "ada"], ["where", ["ada/0", "ada/1", "ada/2", "ada/3"]])
     shell.write()
     (error, where) = answers(link)
-    assert (error[0], error[1]["code"], error[1]["frame"]) == (
-        "error",
-        "bad-option",
-        "where",
-    )
+    assert (error[1]["code"], error[1]["frame"]) == ("bad-option", "where")
     assert "limits.max_where_rows" in error[1]["message"]
     assert shell.counts.limits_met == {"limits.max_where_rows": 1}
     assert len(where[1]) == 4
@@ -320,19 +212,6 @@ def test_a_refusal_behind_a_hello_has_the_number_of_its_frame() -> None:
     ]
 
 
-@pytest.mark.parametrize(("separator", "shown"), [("", None), ("::", "::")])
-def test_a_welcome_has_the_separator_of_devices(
-    separator: str, shown: str | None
-) -> None:
-    shell = Shell(device_separator=separator)
-    link = shell.connect()
-    shell.says(link, hello("w", role="watcher", users=True))
-    shell.write()
-    ((_, terms),) = answers(link)
-    assert terms.get("device_separator") == shown
-    assert shell.reading_of(link).wanted.users
-
-
 @pytest.mark.parametrize(
     ("separator", "wanted"),
     [("/", ["ada/a", 7, "ada/b", 7]), ("", ["ada/a", "ada/b", 7, "ada/a", "ada/b", 7])],
@@ -349,9 +228,6 @@ def test_a_reader_of_users_gets_their_first_devices_and_their_last(
     records = shell.decided.changes.records
     reader = Subscription(None, frozenset(SESSION_KINDS), users=True)
     assert [record.uid for record in records if reader.wants(record)] == wanted
-    (moved,) = (record for record in records if record.kind == "moved")
-    assert isinstance(moved, Record)
-    assert (moved.user, moved.devices) == (("ada", 2) if separator else ("ada/a", None))
     of_ada = reader._replace(uid="ada", users=False)
     found = [record.uid for record in records if of_ada.wants(record)]
     assert found == (["ada/a", "ada/b", "ada/a", "ada/a", "ada/b"] if separator else [])
@@ -377,8 +253,8 @@ def test_a_replacement_is_logged_with_both_processes_and_kept_for_the_operator(
     shell.says(older, hello("g", role=role))
     shell.server.effects.clear()
     shell.lets_pass(5)
-    data = encode(hello("g", role=role))
-    shell.server.received(shell.connect(NEWER), data, shell.at, None)
+    newer = shell.connect(NEWER)
+    shell.server.received(newer, encode(hello("g", role=role)), shell.at, None)
     if role == "gateway":
         shell.server.replace(older)
     (line,) = (
@@ -386,40 +262,9 @@ def test_a_replacement_is_logged_with_both_processes_and_kept_for_the_operator(
         for effect in shell.server.effects
         if isinstance(effect, LogLine) and effect.message == "link replaced"
     )
-    assert line.level == "warning"
-    assert (
-        line.fields.items()
-        >= {
-            "role": role,
-            "name": "g",
-            "pid": 12,
-            "unix_user": 1_002,
-            "older_pid": 11,
-            "older_unix_user": 1_001,
-        }.items()
-    )
-    (refusal,) = (
-        effect.refusal
-        for effect in shell.server.effects
-        if isinstance(effect, LogRefusal)
-    )
-    assert refusal.as_frame()[1]["pid"] == 12  # type: ignore[index]
+    who = [line.fields[key] for key in ("pid", "unix_user", "older_pid")]
+    assert (line.level, who) == ("warning", [12, 1_002, 11])
     assert troubles(shell) == [(role, "g", "replaced", 11, 1_001)]
-
-
-def test_a_process_that_is_unknown_is_not_named_in_the_error() -> None:
-    shell = Shell()
-    older = shell.connect()
-    shell.says(older, hello("g", role="watcher"))
-    unknown = shell.connect(Peer(0, 1_000, frozenset()))
-    data = encode(hello("g", role="watcher"))
-    shell.server.received(unknown, data, shell.at, None)
-    (refusal,) = (
-        effect.refusal
-        for effect in shell.server.effects
-        if isinstance(effect, LogRefusal)
-    )
-    assert "pid" not in refusal.as_frame()[1]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -461,13 +306,3 @@ def test_what_access_refuses_is_kept_for_the_operator_with_or_without_a_name() -
         (None, None, "not-allowed", 12, 1_002),
         ("gateway", "g", "not-allowed", 11, 1_001),
     ]
-
-
-def test_a_link_that_is_refused_after_its_welcome_is_not_among_the_refused_names() -> (
-    None
-):
-    shell = Shell()
-    link = shell.gateway("g")
-    shell.server.received(link, b"\xc1", shell.at, None)
-    assert not link.is_open
-    assert troubles(shell) == []

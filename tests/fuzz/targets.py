@@ -38,7 +38,7 @@ from liveness.core.wire.link_requests import (
     Where,
 )
 from liveness.core.wire.uids import MIN_TIMEOUT_S, bad_uid_text
-from liveness.errors import Code, WireError
+from liveness.errors import NOT_FATAL, Code, WireError
 from tests.core.conftest import READERS, WHEELS
 from tests.core.link_trace import told
 from tests.core.scene import Shown
@@ -178,6 +178,8 @@ def link(data: bytes) -> None:
         assert told(reader_class, way, limits) == expected
     for request in Conversation(limits).receive(ways[0][0], 0.0):
         if isinstance(request, Refusal):
+            assert request.fatal or request.code in NOT_FATAL
+            assert request.message.isprintable()
             assert len(encode(request.as_frame())) <= MOST_REFUSAL_BYTES
 
 

@@ -136,16 +136,6 @@ def test_a_list_is_taken_up_in_its_turn_and_passes_no_reply(link: Link) -> None:
     assert not link.outbox.has_replies
 
 
-def test_unread_bytes_are_counted_until_they_are_sent_or_dropped(link: Link) -> None:
-    link.queue(b"abc", b"de")
-    assert link.unread.memory == 5
-    link.outbox.take_frames()
-    link.outbox.frames_sent(3)
-    assert link.unread.memory == 2
-    link.outbox.broken()
-    assert (link.unread.memory, link.outbox.is_given_up) == (0, True)
-
-
 # --- bounds on what is unread ------------------------------------------------------------
 
 
@@ -202,14 +192,6 @@ def test_what_a_broken_link_had_to_send_does_not_count() -> None:
     assert not link.outbox.is_full
     assert link.outbox.add_waiting(1) is None
     link.outbox.list_begins()  # it was being made
-
-
-def test_above_the_bound_of_all_links_those_with_unread_replies_are_full() -> None:
-    link = Link(max_unread_bytes=10)
-    link.unread.memory = 11
-    assert not link.outbox.is_full
-    link.queue(b"x")
-    assert link.outbox.is_full
 
 
 @pytest.mark.parametrize(("role", "most_s"), [("gateway", 60), ("watcher", 30)])
@@ -333,12 +315,6 @@ def test_a_cursor_stays_at_what_was_processed_of_what_was_received(link: Link) -
     assert (link.outbox.unacked, link.cursor) == (0, 1)
     link.outbox.acknowledge(Ack(3, 3), 5)
     assert link.cursor == 5
-
-
-def test_while_records_are_written_the_position_is_that_before_them(link: Link) -> None:
-    link.outbox.records_begin([3], 2)
-    link.reading.seq = 3
-    assert link.outbox.position == 2
 
 
 def test_a_watcher_without_acks_has_no_cursor() -> None:

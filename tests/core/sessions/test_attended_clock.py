@@ -64,17 +64,6 @@ def test_time_before_the_clock_began_is_not_attended(clock: AttendedClock) -> No
     assert clock.turn(mono=107.5, cpu=11.25, asked=0.25) == 0.5
 
 
-def test_stops_that_follow_each_other_are_not_attended(clock: AttendedClock) -> None:
-    mono, cpu = 100.0, 5.0
-    for _ in range(100):
-        # It runs for 70 ms of each second; all but the last of its sleeps are cut short.
-        for slept, asked in ((0.02, 0.02), (0.98, 0.1)):
-            mono, cpu = mono + slept, cpu + 0.001
-            clock.turn(mono=mono, cpu=cpu, asked=asked)
-    assert clock.now <= 100 * 0.07
-    assert not clock.is_paused
-
-
 def test_a_clock_that_stands_goes_on_when_all_are_read_and_settled(
     clock: AttendedClock,
 ) -> None:
@@ -97,15 +86,6 @@ def test_a_link_that_cannot_be_read_empty_stops_the_clock_no_longer_than_patienc
     clock.resume_if_caught_up(mono=99.875 + PATIENCE_S, all_read=False)
     assert clock.is_paused
     clock.resume_if_caught_up(mono=100.0 + PATIENCE_S, all_read=False)
-    assert not clock.is_paused
-
-
-def test_another_absence_makes_a_standing_clock_wait_anew(clock: AttendedClock) -> None:
-    clock.pause(100.0)
-    clock.turn(mono=110.0, cpu=5.0, asked=0.0)
-    clock.resume_if_caught_up(mono=111.0, all_read=True)
-    assert clock.is_paused
-    clock.resume_if_caught_up(mono=112.0, all_read=True)
     assert not clock.is_paused
 
 

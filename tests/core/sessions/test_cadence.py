@@ -6,7 +6,7 @@ import pytest
 
 from liveness.core.sessions import gateway_table
 from liveness.core.sessions.cadence import FORGOTTEN_AFTER, LEAST_SILENCES, is_short
-from liveness.core.wheel.table import NO_SILENCES, Silences
+from liveness.core.wheel.table import Silences
 from liveness.core.wheel.wheel import Wheel
 from tests.core.scene import Scene
 
@@ -91,20 +91,6 @@ def test_users_with_a_timeout_of_their_own_do_not_count(scene: Scene) -> None:
     assert interval(scene) == 25
 
 
-def test_users_given_a_fresh_timeout_after_a_hold_do_not_count(
-    wheel_class: WheelClass,
-) -> None:
-    scene = Scene(wheel_class, reconnect_grace=2.0)
-    scene.link("g", ping=5)
-    scene.login("g", CROWD)
-    scene.pass_time(32)  # and the gateway is mute
-    assert scene.fire() == []
-    scene.read("g")
-    assert scene.wait(2.5, "g") == []  # held, and now given a fresh timeout
-    scene.hear("g", *(("keepalive", uid, None) for uid in CROWD))
-    assert scene.presence.wheel.silences(0) == NO_SILENCES
-
-
 @pytest.mark.parametrize("planned", [False, True])
 def test_over_a_restart_only_clocks_that_were_kept_count(
     scene: Scene, *, planned: bool
@@ -130,14 +116,6 @@ def test_every_eighth_of_the_signs_read_at_once_counts(scene: Scene) -> None:
 
 
 # --- how it is kept up -------------------------------------------------------------------
-
-
-def test_a_change_of_habit_is_noticed_within_twenty_timeouts(scene: Scene) -> None:
-    scene.login("g", CROWD)
-    speak(scene, CROWD, 5.0, 400)
-    assert interval(scene) == 5.0
-    speak(scene, CROWD, 25.0, round(2 * FORGOTTEN_AFTER * 30 / 25.0))
-    assert interval(scene) == 25.0
 
 
 def test_a_new_gateway_inherits_nothing_from_a_forgotten_one(scene: Scene) -> None:

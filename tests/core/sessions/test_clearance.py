@@ -79,12 +79,6 @@ def test_a_gateway_is_cleared_up_to_when_it_was_last_read_empty(
     assert gateway.clearance(150.0, hold=HOLD_S) == cleared
 
 
-def test_a_new_link_has_to_be_read_empty_itself(gateway: GatewayState) -> None:
-    gateway.empty_at = 120.0
-    gateway.linked(ping=None, now=121.0)
-    assert gateway.clearance(150.0, hold=HOLD_S).silence == NEVER
-
-
 def test_a_link_is_read_itself_though_the_last_was_read_at_the_same_instant() -> None:
     gateway = GatewayState("g", 0, reconnect_grace=0.0, users=3)
     gateway.linked(ping=None, now=100.0)
@@ -117,11 +111,6 @@ def test_the_timeout_in_force_named_again_is_kept_no_longer(
     assert gateway.in_force_until == NEVER
 
 
-def test_a_gateway_that_is_not_mute_breaks_no_promise(pinging: GatewayState) -> None:
-    pinging.count_miss(100.0)
-    assert pinging.mutes == 0
-
-
 def test_a_gateway_heard_at_the_instant_of_a_miss_can_miss_again(
     pinging: GatewayState,
 ) -> None:
@@ -140,13 +129,6 @@ def test_a_new_link_is_given_time_to_send_what_it_had_collected(
 ) -> None:
     gateway.empty_at = now
     assert gateway.clearance(now, hold=HOLD_S) == (silence, now - HOLD_S, NEVER, why)
-
-
-def test_a_new_link_of_a_gateway_without_users_is_cleared_at_once(
-    pinging: GatewayState,
-) -> None:
-    pinging.empty_at = 100.0
-    assert pinging.clearance(100.0, hold=HOLD_S).silence == 100.0
 
 
 def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
@@ -178,12 +160,6 @@ def test_a_gateway_is_mute_once_its_ping_is_overdue(pinging: GatewayState) -> No
         assert cleared == Clearance(silence=silence, lost=now - HOLD_S, why=why)
 
 
-def test_a_promise_ends_with_its_link(pinging: GatewayState) -> None:
-    pinging.linked(ping=None, now=101.0)
-    pinging.empty_at = 150.0
-    assert pinging.clearance(150.0, hold=HOLD_S).why is None
-
-
 def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then(
     pinging: GatewayState,
 ) -> None:
@@ -194,14 +170,6 @@ def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then(
     pinging.empty_at = 113.0
     cleared = pinging.clearance(113.0, hold=HOLD_S)
     assert cleared == (113.0, 53.0, 110.25, None)
-
-
-def test_a_mute_gateway_that_comes_back_on_another_link_owes_it_too(
-    pinging: GatewayState,
-) -> None:
-    pinging.linked(ping=None, now=106.0)
-    pinging.empty_at = 106.0
-    assert pinging.clearance(106.0, hold=HOLD_S).renew == 106.0
 
 
 @pytest.mark.parametrize(
@@ -313,19 +281,6 @@ def test_a_fresh_timeout_after_a_hold_is_no_lateness_until_the_user_is_heard(
     assert scene.firing.early == 0
 
 
-def test_users_of_a_gateway_that_stays_mute_are_lost_with_it_after_the_hold(
-    scene: Scene,
-) -> None:
-    live(scene, 30.25, "h")
-    assert live(scene, 59.5, "h") == []
-    scene.look_at("g")
-    assert scene.fire() == []
-    scene.pass_time(0.5)
-    assert scene.fire() == []
-    scene.look_at("g")
-    assert reasons(scene.fire()) == [("user of g", "gateway_lost")]
-
-
 def test_a_user_with_a_fresh_timeout_waits_no_longer_than_for_a_reconnect(
     scene: Scene,
 ) -> None:
@@ -385,34 +340,6 @@ def test_no_user_waits_longer_than_the_hold_whatever_its_gateway_does(
                 assert uid not in scene.kept or scene.now <= timeout + 20 + seconds
 
 
-def test_no_user_is_given_up_while_its_link_could_not_be_read(
-    gateway: GatewayState,
-) -> None:
-    gateway.ping = 2.5
-    for moment in (1_000.0, 1_030.0):
-        gateway.heard(moment)
-        gateway.empty_at = moment
-        late = moment + 2 * HOLD_S
-        # After a long computation, what the gateway sent meanwhile is not read yet.
-        assert gateway.clearance(late, hold=HOLD_S).lost == moment - HOLD_S
-        gateway.empty_at = late
-        assert gateway.clearance(late, hold=HOLD_S).lost == late - HOLD_S
-
-
-def test_users_wait_until_their_gateway_is_read_empty_after_their_deadline(
-    scene: Scene,
-) -> None:
-    assert live(scene, 29.75, "g", "h") == []
-    scene.pass_time(0.5)
-    assert scene.fire() == []
-    assert scene.firing.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 2, STORM: 0}
-    scene.read("h")
-    assert reasons(scene.fire()) == [("user of h", "silence")]
-    scene.hear("g", ("keepalive", "user of g", None))
-    scene.read("g")
-    assert scene.fire() == []
-
-
 def test_a_gateway_that_comes_back_in_time_loses_nobody_who_is_heard(
     scene: Scene,
 ) -> None:
@@ -454,17 +381,6 @@ def test_after_a_long_pause_a_gateway_gets_time_to_send_what_it_had_collected(
     assert gateway.clearance(1_003.0, hold=HOLD_S) == (1_003.0, 943.0, NEVER, None)
 
 
-def test_after_a_short_pause_a_link_only_has_to_be_read_empty(
-    gateway: GatewayState,
-) -> None:
-    gateway.empty_at = 150.0
-    gateway.reading_paused(150.0)
-    gateway.reading_resumed(150.5)
-    assert gateway.clearance(150.5, hold=HOLD_S).silence == 150.0
-    gateway.empty_at = 150.5
-    assert gateway.clearance(150.5, hold=HOLD_S) == (150.5, 90.5, NEVER, None)
-
-
 def test_a_gateway_whose_link_is_left_unread_is_not_mute(gateway: GatewayState) -> None:
     gateway.linked(ping=5.0, now=100.0)
     gateway.reading_paused(103.0)
@@ -475,17 +391,6 @@ def test_a_gateway_whose_link_is_left_unread_is_not_mute(gateway: GatewayState) 
     # It had used three of its ten seconds.
     assert gateway.absence(207.0) is None
     assert gateway.absence(207.5) == MUTE
-
-
-def test_a_gateway_that_was_heard_during_a_pause_is_mute_no_later(
-    gateway: GatewayState,
-) -> None:
-    gateway.linked(ping=5.0, now=100.0)
-    gateway.reading_paused(103.0)
-    gateway.heard(150.0)  # of what had arrived before
-    gateway.reading_resumed(200.0)
-    assert gateway.absence(210.0) is None
-    assert gateway.absence(210.5) == MUTE
 
 
 def test_letting_go_of_a_link_that_was_read_changes_nothing(

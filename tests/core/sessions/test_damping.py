@@ -175,22 +175,6 @@ def test_a_receiver_knows_who_is_online_after_restarts_and_overflows(
     assert fold(received) == fold(log)
 
 
-def test_an_offline_waits_until_the_log_was_read_up_to_its_time() -> None:
-    damping = damper()
-    off = Item(1, OFFLINE, "ada", "g1", 1_000)
-    assert add(damping, off) == []
-    assert (damping.next_at, damping.position) == (1_100, 0)
-    assert settled(damping, 1_099) == []
-    assert settled(damping, 1_100) == [off]
-    assert (damping.next_at, damping.position) == (None, None)
-
-
-def test_a_later_record_of_any_user_shows_that_the_time_has_passed() -> None:
-    damping = damper()
-    off, other = Item(1, OFFLINE, "ada", "g1", 0), Item(2, ONLINE, "bob", "g1", 100)
-    assert [*add(damping, off), *add(damping, other)] == [off, other]
-
-
 def test_above_the_bound_the_oldest_is_passed_on_early_and_counted() -> None:
     damping = damper(most=1)
     first, second = (Item(n, OFFLINE, f"u{n}", "g1", 0) for n in (1, 2))
@@ -285,14 +269,6 @@ def test_one_call_takes_no_more_than_it_may_however_many_have_settled() -> None:
         assert damping.has_more
         assert [it.item.seq for it in damping.take(3)] == [first, first + 1, first + 2]
     assert not damping.has_more
-
-
-def test_a_later_record_makes_the_log_incomplete_again() -> None:
-    damping = damper()
-    off = Item(1, OFFLINE, "ada", "g1", 0)
-    damping.complete(SETTLE_MS)
-    assert add(damping, off) == []
-    assert settled(damping, SETTLE_MS) == [off]
 
 
 def record(kind: str, seq: int, uid: str, gateway: str, devices: int) -> Record:

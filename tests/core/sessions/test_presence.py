@@ -4,8 +4,6 @@ A plain model of the same rules is `sessions_rig`: the fuzzer holds a presence t
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -15,8 +13,8 @@ from liveness.core.sessions.firing import UserStatus
 from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.frames import MAX_AGE_S
-from liveness.core.wire.link_requests import ListedActivity, Login, Logout
-from tests.core.scene import ALL, Scene, Shown, Sign, run_of
+from liveness.core.wire.link_requests import Login, Logout
+from tests.core.scene import ALL, Scene, Shown, run_of
 from tests.helpers.strategies import NO_UIDS
 
 WheelClass = type[Wheel]
@@ -52,15 +50,6 @@ def record(scene: Scene, seq: int, kind: str, reason: str, **more: object) -> Sh
 def test_a_login_of_an_offline_uid_opens_a_session(scene: Scene) -> None:
     assert scene.login("g", ["u"], [5]) == [record(scene, 1, "online", "login")]
     assert scene.presence.where(["u", "v"]) == [("u", "g", 1, 5)]
-
-
-def test_a_session_without_a_conn_adopts_that_of_a_login(scene: Scene) -> None:
-    scene.login("g", ["u"])
-    assert scene.login("g", ["u"], [5]) == []
-    assert scene.presence.where(["u"]) == [("u", "g", 1, 5)]
-    assert scene.kept["u"].conn == 5
-    assert scene.logout("g", ["u"], [6]) == []
-    assert brief(scene.logout("g", ["u"], [5])) == [("offline", "u", "logout")]
 
 
 def test_a_newer_connection_of_another_gateway_moves_the_user(scene: Scene) -> None:
@@ -221,18 +210,6 @@ def test_a_sign_of_life_of_another_connection_is_ignored(
     assert scene.presence.ignored[why] == 1
 
 
-def test_of_two_events_of_a_user_in_a_batch_the_first_opens_its_session(
-    scene: Scene,
-) -> None:
-    signs: list[Sign] = [
-        ("keepalive", "u", 1),
-        ("message", "u", 1),
-        ("message", "u", 2),
-    ]
-    assert brief(scene.hear("g", *signs)) == [("online", "u", "keepalive")]
-    assert scene.presence.ignored["other_conn"] == 1
-
-
 def test_a_frame_with_bad_uids_is_reported_once_and_its_good_uids_count(
     scene: Scene,
 ) -> None:
@@ -250,26 +227,6 @@ def test_a_frame_with_bad_uids_is_reported_once_and_its_good_uids_count(
     assert [shown["uid"] for shown in scene.written()] == ["a", "b", "c"]
     assert scene.wait(30, "g") == []
     assert len(scene.wait(0.25, "g")) == 4
-
-
-def test_a_bad_uid_is_reported_without_a_walk_through_all_frames_before_it(
-    scene: Scene,
-) -> None:
-    class CountingList(list[Any]):
-        looks = 0
-
-        def __getitem__(self, at: Any) -> Any:
-            CountingList.looks += 1
-            return super().__getitem__(at)
-
-        def __iter__(self) -> Iterator[Any]:
-            return (self[at] for at in range(len(self)))
-
-    signs = run_of(*[["keepalive", [None, None]]] * 2_000)
-    assert isinstance(signs, ListedActivity)
-    signs = replace(signs, batches=CountingList(signs.batches))
-    assert len(scene.presence.heard(scene.gateway("g"), signs, scene.at)) == 2_000
-    assert CountingList.looks < 2_000 * 50
 
 
 # --- logout ------------------------------------------------------------------------
@@ -561,24 +518,6 @@ def test_a_longer_timeout_is_in_force_as_long_as_a_session_may_be_under_it(
     assert scene.gateways.timeouts_over(scene.now) == []
 
 
-def test_a_longer_timeout_ends_however_often_the_shorter_one_is_said_again(
-    scene: Scene,
-) -> None:
-    gateway = scene.gateway("g")
-    scene.link("g", timeout=60)
-    scene.login("g", ["u"])
-    scene.link("g", timeout=2)
-    for _ in range(4):
-        scene.pass_time(14.75)
-        scene.hear("g", ("keepalive", "u", None))
-        scene.stop_and_start(away=0)
-        scene.link("g", timeout=2)
-        gateway = scene.gateway("g")
-    assert gateway.in_force == 60
-    scene.pass_time(1.25)
-    assert scene.gateways.timeouts_over(scene.now) == [gateway]
-
-
 def test_a_longer_timeout_ends_with_the_last_session_of_its_gateway(
     scene: Scene,
 ) -> None:
@@ -599,39 +538,6 @@ def test_a_planned_stop_resets_nobodys_clock(scene: Scene) -> None:
     (offline,) = scene.wait(0.25, "g")
     assert (offline["seen"], offline["last"]) == (seen, "login")
     assert (offline["silence"], offline["reason"]) == (130.25, "silence")
-
-
-def test_an_offline_by_a_timeout_from_before_a_stop_is_not_early(scene: Scene) -> None:
-    scene.link("g", timeout=10)
-    scene.login("g", ["u"])
-    scene.wait(5, "g")
-    scene.link("g", timeout=300)  # for the time after its users' next events
-    scene.stop_and_start(away=1)
-    scene.link("g", timeout=300)
-    assert brief(scene.wait(5.25, "g")) == [("offline", "u", "silence")]
-    assert scene.firing.early == 0
-
-
-@pytest.mark.parametrize("how", ["crash", "stop"])
-def test_a_restart_keeps_each_timeout_for_the_events_to_come(
-    scene: Scene, how: str
-) -> None:
-    scene.link("h", timeout=10)
-    scene.login("g", ["own"], timeout=100)
-    scene.login("h", ["its gateway's"])
-    if how == "crash":
-        scene.crash()
-    else:
-        scene.stop_and_start(away=0)
-    scene.link("g")
-    scene.link("h", timeout=10)
-    scene.hear("g", ("keepalive", "own", None))
-    scene.hear("h", ("keepalive", "its gateway's", None))
-    assert scene.wait(10, "g", "h") == []
-    (offline,) = scene.wait(0.25, "g", "h")
-    assert offline["uid"] == "its gateway's"
-    assert scene.wait(89.75, "g") == []
-    assert brief(scene.wait(0.25, "g")) == [("offline", "own", "silence")]
 
 
 def test_a_wall_clock_set_back_over_a_restart_locks_no_user_to_its_old_session(

@@ -124,23 +124,6 @@ def test_a_user_that_logs_out_does_not_count(scene: Scene) -> None:
     assert guard_of(scene).begun == 0
 
 
-def test_users_that_wait_for_a_gateway_to_settle_are_no_storm(
-    wheel_class: type[Wheel],
-) -> None:
-    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, reconnect_grace=2.0)
-    uids = arrive(scene, 20)
-    scene.wait(29, "g")
-    scene.unlink("g")
-    assert scene.wait(1.5) == []
-    scene.link("g")
-    assert scene.wait(0.5, "g") == []
-    assert guard_of(scene).begun == 0
-    # What the gateway had collected comes in time.
-    speak(scene, uids)
-    assert scene.wait(10, "g") == []
-    assert guard_of(scene).begun == 0
-
-
 def test_users_that_wait_for_their_mute_gateway_are_no_storm(
     wheel_class: type[Wheel],
 ) -> None:
@@ -217,35 +200,7 @@ def test_time_in_a_storm_is_no_lateness_and_other_gateways_are_judged_as_ever(
     assert scene.presence.decided.take().records.due == [0.0] * 20
 
 
-def test_the_lateness_of_a_user_that_comes_due_after_a_storm_counts_again(
-    scene: Scene,
-) -> None:
-    uids = arrive(scene, 20)
-    scene.wait(30.5, "g")
-    speak(scene, uids[:1])
-    spoke = scene.mono
-    scene.wait(HOLD_S, "g")
-    scene.pass_time(11)
-    scene.read("g")
-    scene.presence.wheel.advance(scene.now, 100)
-    scene.firing.fire(scene.at, limit=100)
-    assert scene.presence.decided.take().records.due == [spoke + TIMEOUT_S]
-
-
 # --- when it is over --------------------------------------------------------------------
-
-
-def test_released_users_are_judged_at_the_ordinary_rate_and_not_held_again(
-    scene: Scene,
-) -> None:
-    arrive(scene, 100)
-    scene.wait(30.5, "g")
-    scene.pass_time(HOLD_S)
-    scene.read("g")
-    firing = scene.firing
-    scene.presence.wheel.advance(scene.now, 1_000)
-    assert [firing.fire(scene.at, limit=10) for _ in range(11)] == [*[10] * 10, 0]
-    assert guard_of(scene).begun == 1
 
 
 def test_released_users_wait_for_a_mute_gateway_and_not_for_another_storm(
@@ -284,24 +239,6 @@ def test_after_a_storm_only_users_that_come_due_later_count(
     assert records == []
     assert news(scene)[-1] == begun("g", 12, 21, HOLD_S - 0.5)
     assert silent(scene.wait(HOLD_S - 0.5, "g")) == later
-
-
-def test_users_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None:
-    scene.link("g")
-    first, rest = users(15), users(15, "later ")
-    scene.login("g", first)
-    scene.wait(2, "g")
-    scene.login("g", rest)
-    assert silent(scene.wait(28.5, "g")) == first
-    scene.wait(1, "g")
-    speak(scene, rest[1:])
-    assert scene.wait(1, "g") == []
-    assert news(scene) == [begun("g", 16, 30, HOLD_S - 0.5)]
-    scene.wait(HOLD_S - 1, "g")
-    # If the fifteen still counted, this user would begin a storm again.
-    scene.login("g", ["short"], timeout=5)
-    assert silent(scene.wait(0.5, "g")) == rest[:1]
-    assert silent(scene.wait(4.75, "g")) == ["short"]
 
 
 def test_a_storm_ends_at_once_when_all_have_spoken(scene: Scene) -> None:

@@ -81,30 +81,6 @@ def test_a_ring_begun_anew_takes_nothing_from_the_reading_that_was_under_way(
     assert keys == ["early1", *(f"late{number}" for number in range(5))]
 
 
-def test_those_in_hand_while_the_ring_is_begun_anew_fire_once(
-    wheel_class: WheelClass,
-) -> None:
-    rig = Rig(wheel_class, max_loaded=4)
-    for number in range(3):
-        rig.after(f"due{number}", 1)
-    rig.wait(0.5)
-    rig.to(rig.state_s + 1)
-    rig.timetable.advance(rig.now)
-    assert rig.begin_reading(of_due=True)
-    rig.read()
-    for number in range(5):
-        rig.after(f"new{number}", 1)
-    rig.commit()
-    rig.hand_in()
-    assert Counter(it.key for it in rig.wait(2)) == Counter(
-        {
-            f"{name}{n}": 1
-            for name, count in (("due", 3), ("new", 5))
-            for n in range(count)
-        }
-    )
-
-
 def test_a_reading_that_fails_leaves_everything_due(wheel_class: WheelClass) -> None:
     rig = Rig(wheel_class)
     rig.after("k", 1)

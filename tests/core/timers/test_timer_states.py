@@ -88,30 +88,12 @@ def test_a_timer_fires_once_when_its_time_has_come_and_not_before(rig: Rig) -> N
     assert rig.wait(RUN_S - 1) == []
 
 
-def test_a_record_has_neither_payload_nor_ext_if_the_timer_has_none(rig: Rig) -> None:
-    fired(rig)
-    assert {"payload", "ext"}.isdisjoint(rig.log[0].as_map())
-
-
 def test_a_fraction_of_a_millisecond_is_not_early(rig: Rig) -> None:
     rig.to(rig.state_s + 0.0007)
     due_ms = rig.ms + 100.25
     rig.after("k", 0.10025)
     rig.wait(1)
     assert rig.timer("k").due == ceil(due_ms)
-
-
-# Of the floats of some sums a thousandfold is rounded down.
-@pytest.mark.parametrize(("passed", "seconds"), [(0.357, 0.344), (0.196, 1.13)])
-def test_a_timer_is_not_early_by_the_rounding_of_its_due_time(
-    rig: Rig, passed: float, seconds: float
-) -> None:
-    rig.to(rig.state_s + passed)
-    until = rig.state_s + seconds
-    rig.after("k", seconds)
-    rig.turn()
-    assert fires_at(rig, nextafter(until, 0)) == 0
-    assert fires_at(rig, until + 0.001) == 1
 
 
 @BOUNDED
@@ -226,17 +208,6 @@ def test_a_late_fail_changes_nothing_and_a_late_done_ends_the_timer(rig: Rig) ->
     assert rig.timetable.results == {"done": 1, "fail": 0, "unanswered": 1, "late": 2}
 
 
-def test_a_run_that_was_not_handed_over_uses_up_no_attempt(rig: Rig) -> None:
-    rig.handed["g"] = 0
-    seq = fired(rig)
-    rig.wait(10 * RUN_S)
-    assert state(rig) == FIRED
-    assert len(rig.log) == 1
-    rig.handed["g"] = seq
-    (record,) = rig.wait(RUN_S + WAITS_S[0] + 1)
-    assert record.attempt == 2
-
-
 def test_an_undelivered_run_begins_anew_and_takes_no_attempt(
     wheel_class: WheelClass,
 ) -> None:
@@ -315,19 +286,6 @@ def test_above_max_live_none_is_taken_until_some_have_ended(
     rig.commit()
     assert all(rig.after(f"next{number}", 5) for number in range(3))
     assert not rig.after("one more", 5)
-
-
-def test_there_may_still_be_as_many_after_a_restart(wheel_class: WheelClass) -> None:
-    rig = Rig(wheel_class, max_live=2)
-    rig.after("k", 5)
-    rig.after("l", 5)
-    rig.commit()
-    rig.start()
-    assert not rig.after("m", 5)
-    rig.wait(6)
-    rig.done("k")
-    rig.commit()
-    assert rig.after("m", 5)
 
 
 def test_states_follow_what_is_forgotten(rig: Rig) -> None:

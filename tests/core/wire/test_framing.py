@@ -3,7 +3,6 @@
 import tracemalloc
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,7 +16,6 @@ from liveness.core.wire.framing import (
     PIECE_BYTES,
     Frame,
     Reader,
-    decode,
     encode,
 )
 from liveness.errors import Code, WireError
@@ -82,31 +80,6 @@ def test_a_stream_means_the_same_in_any_pieces(
     assert repr(read(reader_class, pieces(data, cuts))) == whole
 
 
-@settings(BOUNDED, max_examples=examples(200))
-@given(st.binary(max_size=200) | streams())
-@example(b"\xc7\x0c\xff" + b"\xff" * 12)  # a timestamp that is out of all bounds
-@example(b"\x91\xd6\xff\xff\xff\xff\xff")
-@example(b"\x81\xc0\x01")
-@example(b"\x91\x81\x90\x01")
-def test_nothing_but_our_error_escapes(reader_class: type[Reader], data: bytes) -> None:
-    taken, code = read(reader_class, [data])
-    assert all(type(frame) is tuple for frame in taken)
-    assert code in (
-        None,
-        Code.BAD_MSGPACK,
-        Code.BAD_FRAME,
-        Code.TOO_LARGE,
-        Code.TOO_DEEP,
-    )
-
-
-@BOUNDED
-@given(st.binary(max_size=200) | values.map(encode))
-def test_decoding_what_was_stored_raises_only_value_errors(data: bytes) -> None:
-    with suppress(ValueError):
-        decode(data)
-
-
 # --- sizes ---------------------------------------------------------------------------
 
 
@@ -129,38 +102,6 @@ def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
         assert ended == code
         if code is None:
             assert len(taken) == before + 2
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [b"\xc1", b"\xa5aaaa\xff", b"\xd9\x28" + b"\xff" * 40, b"\x81\x01\x02"],
-    ids=["reserved", "text", "long text", "key"],
-)
-def test_a_fault_is_reported_up_to_the_size_limit_and_not_beyond_it(
-    reader_class: type[Reader], fault: bytes
-) -> None:
-    for size, code in (
-        (FRAME_BYTES, Code.BAD_MSGPACK),
-        (FRAME_BYTES + 1, Code.TOO_LARGE),
-    ):
-        # An array that is whole with the fault, but where that cannot be a value.
-        values = size - 3 - len(fault)
-        data = b"\xdc" + (values + 1).to_bytes(2) + bytes(values) + fault
-        assert len(data) == size
-        for cut in ([data], singly(data), [data + encode(["list"])]):
-            assert read(reader_class, cut, max_batch=100) == ([], code)
-
-
-def test_a_frame_too_large_is_refused_before_it_is_whole(
-    reader_class: type[Reader],
-) -> None:
-    unfinished = b"\x92\xa1x\xc6\x00\x01\x00\x00"
-    assert read(reader_class, [unfinished, bytes(FRAME_BYTES - len(unfinished))]) == (
-        [],
-        None,
-    )
-    _, code = read(reader_class, [unfinished, bytes(FRAME_BYTES - len(unfinished) + 1)])
-    assert code is Code.TOO_LARGE
 
 
 @pytest.mark.parametrize("step", [4_096, PIECE_BYTES, 10**7], ids=str)
