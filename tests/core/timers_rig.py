@@ -1,24 +1,21 @@
 """The service around the scheduler; the test chooses times and order.
 
-A dictionary is the table. What was decided becomes a transaction in three steps, each of
-which may be late: it is *given* to the writer, *written*, and *told* to the timetable. A
-reading has three as well: it is *begun*, *read* (the snapshot), and *handed in*. They
-come in any order that the service allows: one transaction is written and told at a time,
-in the order in which they were given, and one reading is under way at a time.
+A dictionary is the table. What was decided is committed at once. A reading has three steps,
+each of which may be late: it is *begun*, *read* (the snapshot), and *handed in*; one
+is under way at a time.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from liveness.core.changes import Changes, Decisions
+from liveness.core.changes import Decisions
 from liveness.core.records import Instant, TimerRecord
 from liveness.core.timer_states import (
     RETRY_POLICY,
     RetryPolicy,
-    TimerCommand,
     TimerState,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
@@ -37,6 +34,7 @@ from liveness.testing.scripted_disk import ScriptedDisk
 LEAST_S: Final = 0.0005
 MOST_READINGS: Final = 10_000
 PLENTY: Final = 10**9
+TAKEN_AT_ONCE: Final = 1_000
 
 
 @dataclass
@@ -60,14 +58,11 @@ class Rig:
         max_live: int = PLENTY,
         max_loaded: int = PLENTY,
         rows_at_once: int = PLENTY,
-        taken_at_once: int = 1_000,
-        slots: int = RING_SLOTS,
     ) -> None:
         self.wheel_class = wheel_class
         self.retry_policy = retry_policy
         self.max_live, self.max_loaded = max_live, max_loaded
-        self.rows_at_once, self.taken_at_once = rows_at_once, taken_at_once
-        self.slots = slots  # of a second each
+        self.rows_at_once = rows_at_once
         self.disk = ScriptedDisk()
         self.table = self.disk.timers
         self.log: list[TimerRecord] = []
@@ -80,13 +75,10 @@ class Rig:
 
     def start(self) -> None:
         """Begin a process; forget the last one."""
-        self.absences = [(-inf, self.state_s)]
         self.decided = Decisions(max((one.seq for one in self.log), default=0) + 1)
-        self.given: deque[Changes] = deque()
-        self.written: tuple[list[TimerCommand], TimerTransaction] | None = None
         self.reading: Reading | None = None
         self.timetable = TimerScheduler(
-            lambda now: self.wheel_class(timeout=self.slots, slots=self.slots, now=now),
+            lambda now: self.wheel_class(timeout=RING_SLOTS, slots=RING_SLOTS, now=now),
             self.decided,
             at=self.now,
             retry_policy=self.retry_policy,
@@ -118,48 +110,26 @@ class Rig:
         timers = (row.timer for row in self.table.values())
         return max(it for it in timers if (it.gateway, it.key) == wanted)
 
-    # --- transactions -----------------------------------------------------------
+    def commit(self) -> None:
+        """Write all decisions, and pass them to the scheduler."""
+        if self.write():
+            self.timetable.applied(*self.written)
 
-    def give(self) -> bool:
-        """Give the writer the decisions; return whether there were any."""
+    def write(self) -> bool:
+        """Write all decisions; return whether there were any."""
         changes = self.decided.take()
-        if changes:
-            assert len(changes.records.timers) == len(changes.records) == changes.ends
-            self.given.append(changes)
-        return bool(changes)
-
-    def write(self, most: int = PLENTY) -> bool:
-        """Write this many batches of given commands; return whether there were any."""
-        if not self.given or self.written is not None:
+        if not changes:
             return False
-        orders: list[TimerCommand] = []
-        for _ in range(min(most, len(self.given))):
-            changes = self.given.popleft()
-            orders += changes.commands
-            self.log += changes.records.timers
+        assert len(changes.records.timers) == len(changes.records) == changes.ends
+        self.log += changes.records.timers
         found = [row.timer for row in self.table.values()]
-        done = TimerTransaction(orders, found, self.retry_policy)
+        done = TimerTransaction(changes.commands, found, self.retry_policy)
         for timer in done.changed:
             former = self.table.get(timer.id)
             payload = done.payloads[timer.id] if former is None else former.payload
             self.table[timer.id] = Due(timer, payload)
-        self.written = orders, done
+        self.written = changes.commands, done
         return True
-
-    def tell(self) -> bool:
-        """Pass the scheduler what was written; return whether there was anything."""
-        if self.written is None:
-            return False
-        self.timetable.applied(*self.written)
-        self.written = None
-        return True
-
-    def commit(self) -> None:
-        """Write all decisions, and pass them to the scheduler."""
-        self.tell()
-        self.give()
-        while self.write():
-            self.tell()
 
     # --- readings ---------------------------------------------------------------
 
@@ -168,7 +138,7 @@ class Rig:
         if self.reading is not None:
             return False
         if of_due:
-            if numbers := self.timetable.take(self.taken_at_once):
+            if numbers := self.timetable.take(TAKEN_AT_ONCE):
                 self.reading = Reading(numbers=numbers)
         elif window := self.timetable.window():
             window = window._replace(limit=min(window.limit, self.rows_at_once))
@@ -249,13 +219,6 @@ class Rig:
         self.mono += seconds
         self.state_s = state_s
 
-    def sleep(self, seconds: float) -> None:
-        """Have the host sleep, right after a turn: its monotonic clock stops."""
-        self.timetable.turned(self.now)
-        mono = self.mono
-        self.to(self.state_s + seconds)
-        self.mono = mono
-
     # --- what is asked ----------------------------------------------------------
 
     def after(
@@ -270,10 +233,8 @@ class Rig:
         asked = After(key, seconds, payload, ext)
         return self.timetable.request(gateway, asked, self.now)
 
-    def cancel(
-        self, key: str | None = None, *, ext: str | None = None, gateway: str = "g"
-    ) -> None:
-        self.timetable.request(gateway, Cancel(key, ext), self.now)
+    def cancel(self, key: str | None = None, *, ext: str | None = None) -> None:
+        self.timetable.request("g", Cancel(key, ext), self.now)
 
     def done(
         self,
@@ -293,10 +254,9 @@ class Rig:
         *,
         final: bool = False,
         seq: int | None = None,
-        gateway: str = "g",
     ) -> None:
         answer = Answer(key, is_done=False, message=message, final=final, seq=seq)
-        self.timetable.request(gateway, answer, self.now)
+        self.timetable.request("g", answer, self.now)
 
-    def try_again(self, key: str, *, gateway: str = "g") -> None:
-        self.timetable.try_again(gateway, key, self.now)
+    def try_again(self, key: str) -> None:
+        self.timetable.try_again("g", key, self.now)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from itertools import product
 from typing import Any, Final
 
@@ -11,12 +11,8 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from liveness.core import records
-from liveness.core.changes import Decisions
 from liveness.core.limits import Limits
 from liveness.core.links.conversation import REFUSED_WINDOW_S, Conversation
-from liveness.core.sessions.gateway_table import GatewayTable
-from liveness.core.sessions.presence import Presence
-from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire import framing, link_requests, uids
 from liveness.core.wire.frames import (
     FEATURES,
@@ -33,6 +29,7 @@ from liveness.core.wire.uids import (
     MAX_TIMEOUT_S,
     MIN_TIMEOUT_S,
     bad_uid_text,
+    is_uid,
 )
 from liveness.errors import NOT_FATAL, Code
 from tests.core.conftest import READERS
@@ -75,15 +72,12 @@ def octets(case: dict[str, Any]) -> bytes:
 
 
 class Sidecar:
-    """A link with a presence behind it: the frames and errors that come of the bytes."""
+    """A link: the frames and errors that come of the bytes."""
 
     def __init__(self, before: str, reader: type[framing.Reader]) -> None:
         self.link = Conversation(LIMITS, reader)
         for frame in BEFORE[before]:
             assert len(list(self.link.receive(framing.encode(frame), AT.now))) == 1
-        wheel = Wheel(timeout=30, slots=30)
-        gateways = GatewayTable(wheel, timeout=30, reconnect_grace=2)
-        self.presence = Presence(wheel, gateways, Decisions(NEXT))
         self.frames: list[dict[str, Any]] = []
         self.errors: list[dict[str, Any]] = []
 
@@ -94,12 +88,6 @@ class Sidecar:
                     self._refused(request)
                 case link_requests.ActivityBatch():
                     self._heard(request)
-                case (
-                    link_requests.After()
-                    | link_requests.Cancel()
-                    | link_requests.Answer()
-                ):
-                    self.frames.append(timer_meaning(request))
                 case link_requests.Ack(seq) if seq >= NEXT:
                     # Only the service knows `next`, so it refuses this one.
                     n = self.link.n
@@ -108,9 +96,8 @@ class Sidecar:
                     self.frames.append(meaning(request))
 
     def _refused(self, refusal: link_requests.Refusal) -> None:
-        name, shown = refusal.as_frame()
-        assert name == "error"
-        assert isinstance(shown, dict)
+        FROM_US.validate(refusal.as_frame())
+        shown: Any = refusal.as_frame()[1]
         del shown["message"]
         self.errors.append(shown)
 
@@ -121,23 +108,22 @@ class Sidecar:
         self._refused(refusal)
 
     def _heard(self, signs: link_requests.ActivityBatch) -> None:
-        uids, conns = signs.uids, signs.conns
-        names = [records.EVENTS[event] for event in signs.events]
-        gateway = self.presence.gateways.add("gateway-1")
-        for n, position, index in self.presence.heard(gateway, signs, AT):
-            text = bad_uid_text(uids[position])
-            self._refuse(Code.BAD_UID, text, n=n, frame=names[position], index=index)
-        last = None
-        for position, uid in enumerate(uids):
-            n, _ = signs.frame_at(position)
-            # In the table, True and 1.0 would be found as 1.
-            if type(uid) not in (str, int) or self.presence.wheel.find(uid) is None:
-                continue
-            if n != last:
-                self.frames.append({"frame": names[position], "uids": [], "conns": []})
-                last = n
-            self.frames[-1]["uids"].append(uid)
-            self.frames[-1]["conns"].append(conns[position])
+        number = None
+        refused = set[int]()
+        for position in range(len(signs.uids)):
+            uid, conn, event = signs.at(position)
+            n, index = signs.frame_at(position)
+            name = records.EVENTS[event]
+            if is_uid(uid):
+                if n != number:
+                    self.frames.append({"frame": name, "uids": [], "conns": []})
+                    number = n
+                self.frames[-1]["uids"].append(uid)
+                self.frames[-1]["conns"].append(conn)
+            elif n not in refused:
+                refused.add(n)
+                text = bad_uid_text(uid)
+                self._refuse(Code.BAD_UID, text, n=n, frame=name, index=index)
 
 
 def meaning(request: link_requests.Request) -> dict[str, Any]:
@@ -146,28 +132,18 @@ def meaning(request: link_requests.Request) -> dict[str, Any]:
         case link_requests.Hello():
             kinds = [kind for kind in records.KINDS if kind in request.kinds]
             return {"frame": "hello", **asdict(request), "kinds": kinds}
-        case link_requests.Login() | link_requests.Logout() | link_requests.Where():
-            return {"frame": type(request).__name__.lower(), **request._asdict()}
-        case link_requests.Ack():
-            return {"frame": "ack", "seq": request.seq, "cursor": request.cursor}
         case link_requests.Ping():
             return {"frame": "ping", "x": request.payload}
         case link_requests.ListSessions():
             return {"frame": "list"}
+        case link_requests.Answer(key, is_done, message, final, seq):
+            answer = {"key": key, "message": message, "seq": seq}
+            if is_done:
+                return {"frame": "done", **answer}
+            return {"frame": "fail", **answer, "final": final}
         case _:
-            raise AssertionError(f"no vector means {request}")
-
-
-def timer_meaning(
-    request: link_requests.After | link_requests.Cancel | link_requests.Answer,
-) -> dict[str, Any]:
-    """A request about a timer as the vectors write it."""
-    if not isinstance(request, link_requests.Answer):
-        return {"frame": type(request).__name__.lower(), **request._asdict()}
-    answer = {"key": request.key, "message": request.message, "seq": request.seq}
-    if request.is_done:
-        return {"frame": "done", **answer}
-    return {"frame": "fail", **answer, "final": request.final}
+            other: Any = request
+            return {"frame": type(request).__name__.lower(), **other._asdict()}
 
 
 def written_out(frame: dict[str, Any]) -> dict[str, Any]:
@@ -299,21 +275,6 @@ def test_bad_frames_fit_no_schema(case: dict[str, Any]) -> None:
     name = case["error"]["frame"]
     frames = [frame for frame in decoded(octets(case)) if frame[0].startswith(name)]
     assert not all(FROM_GATEWAY.is_valid(frame) for frame in frames)
-
-
-@pytest.mark.parametrize("code", Code)
-def test_an_error_of_any_code_is_of_the_schema(code: Code) -> None:
-    fatal = code not in NOT_FATAL
-    index = 3 if code is Code.BAD_UID else None
-    name = None if fatal else "login"
-    refusal = link_requests.Refusal(
-        code, "what, where, what to do", 1, fatal, name, index
-    )
-    if code is Code.TOO_MANY_TIMERS:
-        refusal = replace(refusal, frame="after", key="order:17")
-    if code is Code.TOO_MANY_USERS:
-        refusal = replace(refusal, index=3)
-    FROM_US.validate(refusal.as_frame())
 
 
 def test_every_shape_of_record_is_of_the_schema_and_of_one_frame() -> None:

@@ -136,10 +136,9 @@ class OnDisk(Rig):
         super().__init__(Wheel, retry_policy=file.retry_policy)
         self.file = file
 
-    def write(self, most: int = 10**9) -> bool:
-        was_written = super().write(most)
+    def write(self) -> bool:
+        was_written = super().write()
         if was_written:
-            assert self.written is not None
             orders, expected = self.written
             done, unfinished = self.file.write(orders)
             assert unfinished == []
