@@ -44,16 +44,7 @@ def run_of(*frames: object) -> ActivityBatch:
 
 
 class Scene:
-    """Gateways and their users over time.
-
-    Args:
-        wheel_class: The wheel to run on.
-        timeout: The server's timeout, in seconds.
-        hold: Longest hold of due users, in seconds.
-        reconnect_grace: Seconds that a gateway is given to catch up.
-        guard: When the storm guard holds users; None: never.
-        separator: Separates a device from its user; "": devices are not counted.
-    """
+    """Gateways and their users over time."""
 
     def __init__(
         self,
@@ -217,7 +208,6 @@ class Scene:
         self.restore(clocks._replace(away=away))
 
     def restore(self, clocks: Clocks) -> None:
-        """Open the sessions on disk again."""
         restorer = twin_of(RESTARTS, self.wheel_class).SessionRestorer(
             clocks, at=self.at, next_seq=self.presence.decided.next_seq
         )

@@ -65,13 +65,6 @@ def test_few_observations_show_no_interval(scene: Scene) -> None:
     assert interval(scene) == 10
 
 
-def test_a_burst_is_not_many_observations(scene: Scene) -> None:
-    scene.login("g", ALONE)
-    speak(scene, ALONE, 0.1, 500)
-    speak(scene, ALONE, 25, 6)
-    assert interval(scene) is None
-
-
 def test_within_the_first_timeout_nothing_is_known_of_longer_silences(
     scene: Scene,
 ) -> None:

@@ -142,15 +142,6 @@ def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
     assert gateway.clearance(152.0, hold=HOLD_S) == (NEVER, 152.0, NEVER, None)
 
 
-def test_a_renewed_user_waits_for_a_gateway_that_is_away_and_for_no_mute_one(
-    pinging: GatewayState,
-) -> None:
-    pinging.empty_at = 150.0
-    assert pinging.clearance_of_renewed(150.0) == (NEVER, 150.0, NEVER, MUTE)
-    pinging.unlinked(150.0)
-    assert pinging.clearance_of_renewed(151.0) == (NEVER, 149.0, NEVER, AWAY)
-
-
 def test_a_gateway_is_mute_once_its_ping_is_overdue(pinging: GatewayState) -> None:
     for now, silence, why in ((105.0, 105.0, None), (105.25, NEVER, MUTE)):
         pinging.empty_at = now
@@ -310,22 +301,6 @@ def test_no_user_waits_longer_than_the_hold_whatever_its_gateway_does(
             scene.fire()
             for uid, timeout in timeouts.items():
                 assert uid not in scene.kept or scene.now <= timeout + 20 + seconds
-
-
-def test_a_gateway_that_comes_back_in_time_loses_nobody_who_is_heard(
-    scene: Scene,
-) -> None:
-    scene.login("g", ["silent"])
-    live(scene, 29, "g", "h")
-    scene.unlink("g")
-    live(scene, 1.5, "h")
-    assert scene.firing.held(scene.now)[AWAY] == 2
-    scene.link("g")
-    scene.wait(1, "g")
-    scene.hear("g", ("keepalive", "user of g", None))
-    assert scene.wait(0.75, "g") == []
-    assert reasons(scene.wait(0.25, "g")) == [("silent", "silence")]
-    assert "user of g" in scene.kept
 
 
 # --- a link that the sidecar leaves unread -------------------------------------------------------

@@ -14,7 +14,6 @@ from liveness.core.sessions.damping import (
     Damper,
     DampingCounts,
     damped_record,
-    moved,
 )
 from tests.helpers.strategies import BOUNDED
 
@@ -198,14 +197,6 @@ def test_after_a_doubtful_offline_only_the_online_is_passed_on() -> None:
     assert add(damping, back) == [back]
 
 
-def test_until_a_move_is_delivered_its_offline_must_be_read_again() -> None:
-    damping = damper()
-    add(damping, Item(1, OFFLINE, "ada", "g1", 0))
-    back = Item(9, ONLINE, "ada", "g2", 50)
-    damping.put(back, DampedRecord(*back))
-    assert damping.take() == [(back._replace(kind=MOVED), 1)]
-
-
 def test_a_reader_of_some_gateways_without_moves_gets_both_records() -> None:
     damping = Damper(
         SETTLE_MS,
@@ -292,13 +283,3 @@ def test_a_record_is_of_a_device_or_of_its_user(users: bool) -> None:
     user = "ada" if users else "ada/phone"
     found = damped_record(offline, users=users, at=2)
     assert found == DampedRecord(7, OFFLINE, user, "g1", 2)
-
-
-def test_a_move_in_place_of_both_names_both_connections() -> None:
-    offline = record(OFFLINE, 3, "ada/phone", "g1", 0)
-    online = record(ONLINE, 4, "ada/phone", "g2", 1)
-    assert moved(offline, online).as_map() == {
-        "seq": 4, "kind": "moved", "uid": "ada/phone", "gateway": "g2", "session": 4,
-        "reason": "login", "at": 5, "conn": 104, "from": "g1", "from_session": 3,
-        "from_conn": 103, "user": "ada", "devices": 1,
-    }  # fmt: skip

@@ -94,9 +94,7 @@ def test_the_newer_of_two_connections_wins_in_whatever_order_they_are_read(
     clocked: Scene,
 ) -> None:
     clocked.login("g", ["u"], [1], began=began(clocked, 60))
-    # Both lay in their sockets for some seconds. The link of the newer is read first.
-    (moved,) = clocked.login("h", ["u"], [3], began=began(clocked, 1))
-    assert moved["conn"] == 3
+    clocked.login("h", ["u"], [3], began=began(clocked, 1))
     clocked.login("g", ["u"], [2], began=began(clocked, 2))
     assert clocked.presence.ignored["older"] == 1
     assert clocked.presence.where(["u"]) == [("u", "h", 2, 3)]
@@ -113,20 +111,15 @@ def test_an_older_connection_that_says_when_it_began_is_told_who_has_the_user(
     assert clocked.presence.wheel.find("u") == before
 
 
-@pytest.mark.parametrize(
-    "opened", ["by a keepalive", "without began", "by another clock"]
-)
+@pytest.mark.parametrize("opened", ["by a keepalive", "without began"])
 def test_a_newer_connection_wins_over_a_session_of_unknown_beginning(
     clocked: Scene, opened: str
 ) -> None:
     """Only the moment at which that session was read is known, and that was late."""
     if opened == "by a keepalive":
         clocked.hear("g", ("keepalive", "u", 1))
-    elif opened == "without began":
-        clocked.login("g", ["u"], [1])
     else:
-        clocked.link("g")
-        clocked.login("g", ["u"], [1], began=began(clocked, 60))
+        clocked.login("g", ["u"], [1])
     assert brief(clocked.login("h", ["u"], [2], began=began(clocked, 1))) == MOVED
 
 
@@ -149,14 +142,6 @@ def test_signs_of_life_do_not_forget_when_a_connection_began(clocked: Scene) -> 
     clocked.hear("g", ("message", "u", 1))
     older = clocked.login("h", ["u"], [2], began=began(clocked, 12))
     assert is_refused_as_older(older)
-
-
-def test_a_session_keeps_the_beginning_that_its_first_login_said(
-    clocked: Scene,
-) -> None:
-    clocked.login("g", ["u"], [1], began=began(clocked, 60))
-    assert clocked.login("g", ["u"], [1], began=began(clocked, 1)) == []
-    assert clocked.kept["u"].start_ms == clocked.state_ms - 60_000
 
 
 def test_a_login_may_say_of_some_users_only_when_they_connected(clocked: Scene) -> None:
@@ -278,19 +263,6 @@ def test_a_silent_user_goes_offline_after_its_timeout_and_not_before(
     assert scene.disk == {}
 
 
-def test_users_judged_late_by_the_sidecars_own_fault_are_silent_not_lost(
-    scene: Scene,
-) -> None:
-    scene.login("g", range(10))
-    for _ in range(400):  # as when the journal has not caught up
-        scene.pass_time(0.25)
-        scene.read("g")
-        scene.presence.wheel.advance(scene.now, ALL)
-    records = scene.fire(limit=3)
-    assert {shown["reason"] for shown in records} == {"silence"}
-    assert len(records) == 10
-
-
 def test_the_lateness_of_an_offline_counts_from_its_deadline(scene: Scene) -> None:
     scene.login("g", ["u"])
     login = scene.mono
@@ -318,21 +290,6 @@ def test_each_gateway_has_an_equal_share_of_a_pass(scene: Scene) -> None:
     scene.firing.fire(scene.at, limit=10)
     judged = Counter(shown["gateway"] for shown in scene.written())
     assert judged == {"g": 5, "h": 5}
-
-
-def test_three_gateways_take_turns_even_if_only_one_is_judged_at_a_time(
-    scene: Scene,
-) -> None:
-    scene.link("i")
-    for name in "ghi":
-        scene.login(name, [f"{name}{number}" for number in range(5)])
-    come_due(scene, "g", "h", "i")
-    for _ in range(5):
-        judged = []
-        for _ in range(3):
-            assert scene.firing.fire(scene.at, limit=1) == 1
-            judged += scene.written()
-        assert {shown["gateway"] for shown in judged} == {"g", "h", "i"}
 
 
 def test_what_one_gateway_leaves_of_its_share_another_one_uses(scene: Scene) -> None:
@@ -378,15 +335,6 @@ def test_a_change_without_a_record_is_kept_too(scene: Scene) -> None:
         assert scene.kept["u"] == OnlineRow(1, "u", began, conn, "g", timeout)
 
 
-def test_a_sign_of_life_alone_writes_nothing(scene: Scene) -> None:
-    scene.login("g", ["u"], [5], timeout=45)
-    scene.wait(5, "g")
-    g = scene.gateway("g")
-    scene.presence.heard(g, run_of(["keepalive", "u", {"conn": 5}]), scene.at)
-    scene.presence.login(g, Login(["u"], [5], 45, 9.0), scene.at)
-    assert not scene.presence.decided.take()
-
-
 def test_a_list_of_events_is_one_change_of_each_counter(scene: Scene) -> None:
     scene.login("g", ["a", "b"], [1, 2])
     scene.login("h", ["a"], [3])
@@ -408,30 +356,23 @@ def test_a_list_of_events_is_one_change_of_each_counter(scene: Scene) -> None:
 
 def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> None:
     scene.login("g", ["u"], [5], age=2.0)
-    began = scene.wall_ms
+    began = scene.wall_ms - 2_000
     scene.wait(4.5, "g", "h")
     scene.hear("g", ("keepalive", "u", 5))
     heard = scene.wall_ms
     scene.wait(10.25, "g", "h")
-    assert scene.firing.status_of("u", scene.at) == UserStatus(
-        gateway="g",
-        session=1,
-        conn=5,
-        since=began - 2_000,
-        last="keepalive",
-        seen=heard,
-        timeout=30.0,
-        fires_in=19.75,
-        slot=(0, 4),
-        held=None,
-        absence=None,
-    )
-    assert scene.firing.status_of("v", scene.at) is None
     # What passes unattended is in the evidence, and in nobody's time.
     scene.pass_time(0.0, absent=100.0)
-    standing = scene.firing.status_of("u", scene.at)
-    assert standing is not None
-    assert (standing.fires_in, standing.seen) == (19.75, heard)
+    assert scene.firing.status_of("u", scene.at) == UserStatus(
+        gateway="g", session=1, conn=5, since=began, last="keepalive", seen=heard,
+        timeout=30.0, fires_in=19.75, slot=(0, 4), held=None, absence=None,
+    )  # fmt: skip
+    assert scene.firing.status_of("v", scene.at) is None
+    scene.crash()
+    status = scene.firing.status_of("u", scene.at)
+    assert status is not None
+    assert (status.last, status.seen, status.since) == (None, None, began)
+    assert (status.fires_in, status.absence) == (30.0, "away")
 
 
 def test_the_status_of_a_user_that_is_due_says_what_it_waits_for(scene: Scene) -> None:
@@ -456,16 +397,6 @@ def test_the_status_of_a_user_that_is_due_says_what_it_waits_for(scene: Scene) -
     assert status() == (True, 0.0, "away", "away")
     scene.pass_time(2.0)
     assert status() == (True, 0.0, None, "away")
-
-
-def test_a_user_unheard_since_a_crash_has_no_last_event(scene: Scene) -> None:
-    scene.login("g", ["u"], [5], age=7.0)
-    began = scene.wall_ms - 7_000
-    scene.crash()
-    standing = scene.firing.status_of("u", scene.at)
-    assert standing is not None
-    assert (standing.last, standing.seen, standing.since) == (None, None, began)
-    assert (standing.fires_in, standing.absence) == (30.0, "away")
 
 
 # --- restarts ------------------------------------------------------------------------
@@ -516,16 +447,6 @@ def test_a_longer_timeout_is_in_force_as_long_as_a_session_may_be_under_it(
     assert scene.gateways.timeouts_over(scene.now) == [gateway]
     assert gateway.in_force == 2
     assert scene.gateways.timeouts_over(scene.now) == []
-
-
-def test_a_longer_timeout_ends_with_the_last_session_of_its_gateway(
-    scene: Scene,
-) -> None:
-    scene.link("g", timeout=60)
-    scene.login("g", ["u"])
-    scene.link("g", timeout=2)
-    scene.logout("g", ["u"])
-    assert scene.gateways.timeouts_over(scene.now) == [scene.gateway("g")]
 
 
 def test_a_planned_stop_resets_nobodys_clock(scene: Scene) -> None:
