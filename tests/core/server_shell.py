@@ -17,7 +17,7 @@ from liveness.config.settings import (
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
 from liveness.core.cursors import Cursors, ReadPosition
-from liveness.core.effects import Effect, LogLine, LogRefusal
+from liveness.core.effects import Deliver, Effect, LogLine, LogRefusal
 from liveness.core.limits import Limits
 from liveness.core.links.conversation import Conversation
 from liveness.core.links.link import Link
@@ -47,6 +47,7 @@ class Shell:
             refused=Counter(), limits_met=Counter(), notices_acked=0
         )
         self.mono, self.links = 0.0, 0
+        self.readings: dict[int, ReadPosition] = {}
         self.cursors = Cursors()
         self.decided = Decisions(1, self.cursors, new_batch=RecordBatch)
         self.attended = make_attended_clock(config, mono=0.0, cpu=0.0)
@@ -83,12 +84,14 @@ class Shell:
         taken = [*self.server.effects]
         self.server.effects.clear()
         self.disk.waiting.extend(it for it in taken if isinstance(it, Commit))
+        self.readings |= {
+            it.link: it.position for it in taken if isinstance(it, Deliver)
+        }
         return [it for it in taken if not isinstance(it, QUIET)]
 
     def reading_of(self, link: Link) -> ReadPosition:
         """Where a link reads the log."""
-        assert link.outbox._reading is not None
-        return link.outbox._reading
+        return self.readings[link.number]
 
     def write(self) -> None:
         """Have the disk write everything."""

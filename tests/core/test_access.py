@@ -39,15 +39,6 @@ def test_a_user_is_allowed_by_itself_or_by_any_of_its_groups(
     assert {peer for peer in (ADA, BOB) if allowed.admits(peer)} == who
 
 
-def test_where_nobody_is_allowed_nobody_connects() -> None:
-    for peer in (ADA, BOB):
-        assert f"Unix user {peer.unix_user} (process {peer.pid})" in str(
-            CLOSED.why_no_link(peer)
-        )
-        assert "access.admin" in CLOSED.why_no_admin(peer)
-        assert not CLOSED.admin.admits(peer)
-
-
 @pytest.mark.parametrize("role", ["gateway", "watcher"])
 def test_one_role_is_not_the_other(role: str) -> None:
     other = {"gateway": "watcher", "watcher": "gateway"}[role]
@@ -74,13 +65,8 @@ def test_to_see_everyone_is_a_right_of_its_own_in_either_role(role: str) -> None
 def test_a_tied_name_is_its_users_in_either_role_and_other_names_are_anyones(
     role: str,
 ) -> None:
-    access = Access(
-        gateways=ALL,
-        watchers=ALL,
-        everyone=ALL,
-        admin=ALL,
-        names={"gw-1": ADA.unix_user},
-    )
+    names = {"gw-1": ADA.unix_user}
+    access = Access(gateways=ALL, watchers=ALL, everyone=ALL, admin=ALL, names=names)
     assert why_not(access, ADA, role=role) is None
     told = str(why_not(access, BOB, role=role))
     assert "'gw-1'" in told
@@ -94,4 +80,4 @@ def test_only_those_who_are_allowed_use_admin() -> None:
     assert access.admin.admits(ADA)
     assert not access.admin.admits(BOB)
     assert access.why_no_admin(BOB).startswith("Unix user 1002 (process 22) may not")
-    assert access.why_no_link(ADA) is not None
+    assert "Unix user 1001 (process 11)" in str(access.why_no_link(ADA))

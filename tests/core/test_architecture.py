@@ -20,19 +20,12 @@ CLIENT = [
 ]
 BESIDE = [PACKAGE / "errors.py"]  # importing the core runs it too
 
-MAY_IMPORT = {"__future__", "abc", "array", "bisect", "collections", "collections.abc"}
-MAY_IMPORT |= {
-    "contextlib",
-    "dataclasses",
-    "enum",
-    "itertools",
-    "math",
-    "operator",
-    "re",
-    "typing",
-}
-MAY_IMPORT |= {"liveness.errors"}
-MAY_IMPORT |= {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in CORE}
+MAY_IMPORT = {
+    "__future__", "abc", "array", "bisect", "collections", "collections.abc", "contextlib",
+    "dataclasses", "enum", "itertools", "math", "operator", "re", "typing",
+    "liveness.errors",
+    *(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in CORE),
+}  # fmt: skip
 OF_THE_CLIENT = {f"liveness.client.{path.stem}" for path in CLIENT}
 
 

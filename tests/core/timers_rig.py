@@ -13,11 +13,7 @@ from typing import Final
 
 from liveness.core.changes import Decisions
 from liveness.core.records import Instant, TimerRecord
-from liveness.core.timer_states import (
-    RETRY_POLICY,
-    RetryPolicy,
-    TimerState,
-)
+from liveness.core.timer_states import RETRY_POLICY, RetryPolicy, TimerState
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.timers.timer_scheduler import (
     RING_SLOTS,

@@ -163,23 +163,6 @@ def test_a_link_with_one_reply_too_many_is_full(
     assert not link.outbox.is_full
 
 
-def test_replies_being_written_and_lists_count_as_waiting() -> None:
-    link = Link(max_replies=2)
-    link.queue(b"a", b"b")
-    link.outbox.queue(LIST)
-    link.outbox.take_frames()
-    assert link.outbox.is_full
-    assert link.outbox.take_up_list()
-    assert link.outbox.is_full
-    link.outbox.list_begins()
-    link.queue(b"c")
-    assert not link.outbox.is_full
-    link.queue(b"d")
-    assert link.outbox.is_full
-    link.outbox.list_sent()
-    assert not link.outbox.is_full
-
-
 def test_what_a_broken_link_had_to_send_does_not_count() -> None:
     link = Link(max_replies=0)
     link.queue(b"a")
@@ -257,14 +240,6 @@ def test_there_is_room_for_what_the_window_leaves_if_there_are_records() -> None
     assert link.outbox.room == 0  # the log has no more
 
 
-def test_a_reader_that_does_not_acknowledge_has_no_window() -> None:
-    link = Link(window=5)
-    link.welcome(role="watcher", ack=False)
-    link.disk.records_kept = 20
-    link.send_records(*range(1, 10))
-    assert (link.outbox.unacked, link.outbox.room, link.outbox.stop) == (0, 5, None)
-
-
 def test_a_reader_stops_its_records_by_not_acknowledging_or_not_reading() -> None:
     link = Link(window=2)
     link.welcome()
@@ -315,14 +290,6 @@ def test_a_cursor_stays_at_what_was_processed_of_what_was_received(link: Link) -
     assert (link.outbox.unacked, link.cursor) == (0, 1)
     link.outbox.acknowledge(Ack(3, 3), 5)
     assert link.cursor == 5
-
-
-def test_a_watcher_without_acks_has_no_cursor() -> None:
-    link = Link()
-    link.welcome(role="watcher", ack=False)
-    link.cursors["watcher", "g"] = CursorRow(0, 0, None)
-    link.send_records(1)
-    assert (link.cursors["watcher", "g"].seq, link.cursor) == (0, 0)
 
 
 # --- the end -----------------------------------------------------------------------------

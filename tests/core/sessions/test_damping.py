@@ -58,10 +58,12 @@ def histories(draw: st.DrawFn) -> list[Item]:
     return log
 
 
-def damper(*, most: int = 1_000, doubtful_until: int = 0) -> Damper[Item]:
+def damper(
+    *, counts: DampingCounts | None = None, doubtful_until: int = 0
+) -> Damper[Item]:
     return Damper(
         SETTLE_MS,
-        counts=DampingCounts(most),
+        counts=counts or DampingCounts(1_000),
         move=move,
         wants=lambda _: True,
         doubtful_until=doubtful_until,
@@ -120,7 +122,8 @@ def test_users_who_are_back_soon_are_left_out_at_any_pace(
     log: list[Item], looks: list[int]
 ) -> None:
     """A reader that has read everything lets offlines settle, at any later moment."""
-    damping, passed = damper(), list[Item]()
+    counts = DampingCounts(1_000)
+    damping, passed = damper(counts=counts), list[Item]()
     end = Item(0, "", "", "", FOR_EVER)
     for item, after in pairwise([*log, end]):
         passed += add(damping, item)
@@ -130,7 +133,7 @@ def test_users_who_are_back_soon_are_left_out_at_any_pace(
     passed += settled(damping, FOR_EVER)
     assert (len(damping), damping.flush()) == (0, [])
     moves = len([it for it in passed if it.kind == MOVED and it not in log])
-    assert len(log) == len(passed) - moves + damping._counts.left_out
+    assert len(log) == len(passed) - moves + counts.left_out
     assert by_user(passed) == {
         user: items for user, items in expected(log).items() if items
     }
@@ -159,7 +162,7 @@ def test_a_receiver_knows_who_is_online_after_restarts_and_overflows(
     """A restarted reader goes on before the oldest offline that waited, or earlier."""
     received, position, reached = list[Item](), 0, 0
     for steps, is_stored in [*runs, (len(log), True)]:
-        damping = damper(most=most, doubtful_until=reached)
+        damping = damper(counts=DampingCounts(most), doubtful_until=reached)
         read = position
         for item in log[position : position + steps]:
             received += add(damping, item)
@@ -175,11 +178,12 @@ def test_a_receiver_knows_who_is_online_after_restarts_and_overflows(
 
 
 def test_above_the_bound_the_oldest_is_passed_on_early_and_counted() -> None:
-    damping = damper(most=1)
+    counts = DampingCounts(1)
+    damping = damper(counts=counts)
     first, second = (Item(n, OFFLINE, f"u{n}", "g1", 0) for n in (1, 2))
     assert add(damping, first) == []
     assert add(damping, second) == [first]
-    assert (len(damping), damping._counts.hurried) == (1, 1)
+    assert (len(damping), counts.hurried) == (1, 1)
 
 
 def test_after_the_wall_clock_was_set_back_no_offline_waits_longer() -> None:
@@ -223,10 +227,7 @@ def test_a_clock_that_was_set_back_is_noticed_by_the_records_too() -> None:
 
 def test_dampers_may_share_their_room_and_give_it_back() -> None:
     room = DampingCounts(2)
-    first, second = (
-        Damper[Item](SETTLE_MS, counts=room, move=move, wants=lambda _: True)
-        for _ in range(2)
-    )
+    first, second = damper(counts=room), damper(counts=room)
     for damping, seq in ((first, 1), (second, 2)):
         assert add(damping, Item(seq, OFFLINE, f"u{seq}", "g1", 0)) == []
     third = Item(3, OFFLINE, "u3", "g1", 0)

@@ -263,14 +263,6 @@ def test_a_silent_user_goes_offline_after_its_timeout_and_not_before(
     assert scene.disk == {}
 
 
-def test_the_lateness_of_an_offline_counts_from_its_deadline(scene: Scene) -> None:
-    scene.login("g", ["u"])
-    login = scene.mono
-    come_due(scene, "g")
-    scene.firing.fire(scene.at, limit=9)
-    assert scene.presence.decided.take().records.due == [login + 30]
-
-
 def test_an_offline_that_comes_too_early_for_the_real_clock_is_counted(
     scene: Scene,
 ) -> None:

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from liveness.core.sessions.clearance import STORM, GatewayState
+from liveness.core.sessions.clearance import STORM
 from liveness.core.sessions.storm_guard import (
     BY_CALM,
     BY_FRESH,
@@ -18,7 +16,6 @@ from liveness.core.sessions.storm_guard import (
 )
 from liveness.core.wheel.wheel import Wheel
 from tests.core.scene import Scene, Shown
-from tests.helpers.strategies import BOUNDED
 
 TIMEOUT_S, HOLD_S = 30.0, 20.0
 RULES: Final = GuardRules(0.5, 10, HOLD_S, TIMEOUT_S)
@@ -270,24 +267,6 @@ def test_a_gateway_that_comes_back_fresh_ends_its_storm_and_begins_none(
 
 
 # --- counting ---------------------------------------------------------------------------
-
-
-@settings(BOUNDED)
-@example([(0.0, 1), (2 * TIMEOUT_S, 0)])
-@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 5)), max_size=50))
-def test_a_user_counts_for_a_revolution_and_little_longer(
-    steps: list[tuple[float, int]],
-) -> None:
-    guard = Guard(RULES, Wheel(timeout=TIMEOUT_S, slots=30))
-    gateway, now = GatewayState("g", 0, 2.0), 0.0
-    added: list[tuple[float, int]] = []
-    for gap, number in steps:
-        now += gap
-        guard.judged(gateway, number, now)
-        added.append((now, number))
-        least = sum(number for at, number in added if now - at < TIMEOUT_S)
-        most = sum(number for at, number in added if now - at < TIMEOUT_S * 31 / 30)
-        assert least <= guard._count(guard._watch(gateway), now) <= most
 
 
 # --- no hold without end ----------------------------------------------------------------

@@ -18,11 +18,16 @@ SHORT: Final = RetryPolicy(2_000, (500, 1_000, 70_000))
 PROMPT_MS: Final = 100
 
 
+@pytest.fixture
+def rig(wheel_class: WheelClass) -> Rig:
+    """No timers yet, with the default retry policy."""
+    return Rig(wheel_class)
+
+
 # --- the ring -------------------------------------------------------------------------
 
 
-def test_timers_beyond_the_next_hour_are_not_in_memory(wheel_class: WheelClass) -> None:
-    rig = Rig(wheel_class)
+def test_timers_beyond_the_next_hour_are_not_in_memory(rig: Rig) -> None:
     rig.wait(1)
     rig.after("soon", 3_000)
     rig.after("far", 5_000)
@@ -35,8 +40,7 @@ def test_timers_beyond_the_next_hour_are_not_in_memory(wheel_class: WheelClass) 
     assert [it.key for it in rig.wait(2_000)] == ["far"]
 
 
-def test_a_start_loads_in_pieces_and_fires_in_order(wheel_class: WheelClass) -> None:
-    rig = Rig(wheel_class)
+def test_a_start_loads_in_pieces_and_fires_in_order(rig: Rig) -> None:
     for number in range(4_500):
         rig.after(f"k{number}", 10 + number // 500)
     rig.commit()
@@ -81,8 +85,7 @@ def test_a_ring_begun_anew_takes_nothing_from_the_reading_that_was_under_way(
     assert keys == ["early1", *(f"late{number}" for number in range(5))]
 
 
-def test_a_reading_that_fails_leaves_everything_due(wheel_class: WheelClass) -> None:
-    rig = Rig(wheel_class)
+def test_a_reading_that_fails_leaves_everything_due(rig: Rig) -> None:
     rig.after("k", 1)
     rig.after("l", 1)
     rig.wait(0.5)
@@ -99,20 +102,7 @@ def test_a_reading_that_fails_leaves_everything_due(wheel_class: WheelClass) -> 
     assert [it.key for it in rig.wait(0.1)] == ["k"]
 
 
-def test_a_reading_for_the_ring_that_fails_is_begun_again(
-    wheel_class: WheelClass,
-) -> None:
-    rig = Rig(wheel_class)
-    assert rig.begin_reading(of_due=False)
-    assert not rig.timetable.wants_filling
-    rig.fail_reading()
-    assert rig.begin_reading(of_due=False)
-
-
-def test_a_timer_that_is_changed_while_it_is_read_fires_by_the_change(
-    wheel_class: WheelClass,
-) -> None:
-    rig = Rig(wheel_class)
+def test_a_timer_that_is_changed_while_it_is_read_fires_by_the_change(rig: Rig) -> None:
     rig.after("k", 1)
     rig.wait(0.5)
     rig.to(rig.state_s + 1)
@@ -143,10 +133,7 @@ def test_a_timer_that_is_changed_while_it_is_read_for_the_ring_is_on_it_once(
     assert [it.key for it in rig.wait(16)] == ["k"]
 
 
-def test_many_timers_of_one_gateway_do_not_delay_the_one_of_another(
-    wheel_class: WheelClass,
-) -> None:
-    rig = Rig(wheel_class)
+def test_many_timers_of_one_gateway_do_not_delay_the_one_of_another(rig: Rig) -> None:
     for number in range(3 * TAKEN_AT_ONCE):
         rig.after(f"k{number}", 10, gateway="many")
     rig.after("k", 10, gateway="one")
@@ -188,9 +175,8 @@ def absent(rig: Rig, seconds: float) -> None:
 
 @pytest.mark.parametrize("why", ["all unread", "it is unread", "planned", "asleep"])
 def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
-    wheel_class: WheelClass, why: str
+    rig: Rig, why: str
 ) -> None:
-    rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
     rig.after("k", 1)
     rig.wait(1.1)
     assert len(rig.log) == 1
@@ -220,24 +206,7 @@ def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
     assert (rig.timer("k").state, rig.timer("k").attempts) == ("pending", 2)
 
 
-def test_a_run_gets_all_of_its_time_again_after_a_restart(
-    wheel_class: WheelClass,
-) -> None:
-    rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
-    rig.after("k", 1)
-    rig.wait(1.1)
-    rig.to(rig.state_s + 3_600)
-    rig.start()
-    rig.wait(59)
-    rig.done("k")
-    rig.wait(1.2)
-    assert (rig.timer("k").state, rig.timer("k").attempts) == ("done", 1)
-
-
-def test_a_run_ends_however_often_the_gateway_was_not_read(
-    wheel_class: WheelClass,
-) -> None:
-    rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
+def test_a_run_ends_however_often_the_gateway_was_not_read(rig: Rig) -> None:
     rig.after("k", 1)
     rig.wait(1.1)
     for _ in range(3 * MOST_ABSENCES):

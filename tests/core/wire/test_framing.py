@@ -5,11 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from liveness.client.dialer import MAX_BATCH, MAX_FRAME_BYTES
-from liveness.core.links.outbox import NOTICES_PER_FRAME
 from liveness.core.wire.framing import (
     BATCHES_OF_VALUES,
     LEAST_VALUES,
@@ -19,7 +15,7 @@ from liveness.core.wire.framing import (
     encode,
 )
 from liveness.errors import Code, WireError
-from tests.helpers.strategies import BOUNDED, examples, frames, pieces, singly, values
+from tests.helpers.strategies import singly
 
 # So small that many an example is at a limit.
 FRAME_BYTES, BATCH = 60, 5
@@ -50,43 +46,11 @@ def read(
 # --- in any pieces -------------------------------------------------------------------
 
 
-@st.composite
-def streams(draw: st.DrawFn) -> bytes:
-    """Frames back to back, perhaps with something broken in it."""
-    sent = draw(st.lists(frames.map(encode) | values.map(encode), max_size=6))
-    data = bytearray(b"".join(sent))
-    for _ in range(draw(st.integers(0, 2))):
-        at = draw(st.integers(0, len(data)))
-        data[at : at + draw(st.integers(0, 2))] = draw(
-            st.binary(max_size=3)
-            | st.sampled_from(
-                [b"\xc1", b"\xff", b"\xdd\xff\xff\xff\xff", b"\xd4\x01\x01"]
-            )
-        )
-    return bytes(data)
-
-
-@settings(BOUNDED, max_examples=examples(250))
-@given(streams(), st.lists(st.integers(0, 120), max_size=8))
-@example(encode(["x", b"1" * 100]) + b"\xc1", [])
-@example(b"\x92\xa1x\x92\xc4\x50" + bytes(80) + b"\xc1", [])
-@example(b"\x92\xa1x\xd9\x50" + b"\xff" * 80, [])
-def test_a_stream_means_the_same_in_any_pieces(
-    reader_class: type[Reader], data: bytes, cuts: list[int]
-) -> None:
-    # As text: NaN is not equal to itself.
-    whole = repr(read(reader_class, [data]))
-    assert repr(read(reader_class, singly(data))) == whole
-    assert repr(read(reader_class, pieces(data, cuts))) == whole
-
-
 # --- sizes ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 7_000])
-@pytest.mark.parametrize(
-    "step", [1_000, 65_535, PIECE_BYTES, 65_537, 99_999, 10**6], ids=str
-)
+@pytest.mark.parametrize("step", [1_000, PIECE_BYTES, 99_999, 10**6], ids=str)
 def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
     reader_class: type[Reader], before: int, step: int
 ) -> None:
@@ -125,15 +89,6 @@ def test_an_unfinished_frame_takes_memory_by_its_bytes_and_none_once_it_is_whole
 
 
 # --- depth ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("levels", [100, 1_000, 1_100, 20_000])
-def test_a_frame_deeper_than_any_stack_is_too_deep(
-    reader_class: type[Reader], levels: int
-) -> None:
-    data = b"\x92\xa1x" + b"\x91" * (levels - 2) + b"\x90"
-    code = read(reader_class, [data], max_frame_bytes=10**6, max_batch=4_000)[1]
-    assert code is Code.TOO_DEEP
 
 
 # --- what is claimed -----------------------------------------------------------------
@@ -178,20 +133,9 @@ LONGEST_EXTENSION = b"\xc9\xff\xff\xff\xff"
 @pytest.mark.parametrize(
     ("data", "ended"),
     [
-        (LONGEST_EXTENSION, Code.TOO_LARGE),
-        (b"\x92\xa1x" + LONGEST_EXTENSION, Code.TOO_LARGE),
-        (b"\x93\xa1x" + LONGEST_EXTENSION, None),
-        (b"\x93\xa1x" + LONGEST_EXTENSION + b"\x01", Code.TOO_LARGE),
-        (b"\x92\xa1\xff" + LONGEST_EXTENSION, Code.BAD_MSGPACK),
-        (b"\x92\xa1x\xc9\xff\xff\xff\xfe\x01", None),
-    ],
-    ids=[
-        "a stream of it",
-        "the last",
-        "a value is to come",
-        "another comes",
-        "a fault before it",
-        "one byte less",
+        pytest.param(b"\x92\xa1x" + LONGEST_EXTENSION, Code.TOO_LARGE, id="the last"),
+        pytest.param(b"\x93\xa1x" + LONGEST_EXTENSION, None, id="one is to come"),
+        pytest.param(b"\x92\xa1x\xc9\xff\xff\xff\xfe\x01", None, id="a byte less"),
     ],
 )
 def test_the_longest_extension_ends_its_frame(
@@ -243,18 +187,3 @@ def test_a_frame_may_hold_the_values_of_many_batches_and_not_one_more(
             )
             assert ended is code
             assert bool(taken) is (code is None)
-
-
-def test_a_client_reads_as_many_records_and_rows_as_a_frame_may_have(
-    reader_class: type[Reader],
-) -> None:
-    record = {f"key-{n}": n for n in range(40)}  # more than any record has
-    for frame in (
-        ["notices", [record] * NOTICES_PER_FRAME],
-        ["where", [["user", "gateway", 1, None]] * 10_000],
-    ):
-        data = encode(frame)
-        taken, code = read(
-            reader_class, [data], max_frame_bytes=MAX_FRAME_BYTES, max_batch=MAX_BATCH
-        )
-        assert (len(taken), code) == (1, None)
