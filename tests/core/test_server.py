@@ -272,13 +272,8 @@ def test_a_replacement_is_logged_with_both_processes_and_kept_for_the_operator(
     [
         (hello("g", timeout=0), ("gateway", "g", "bad-hello")),
         (hello("w", role="watcher", fresh=True), ("watcher", "w", "bad-hello")),
-        (
-            ["hello", {"protocol": 2, "name": "g"}],
-            ("gateway", "g", "unsupported-protocol"),
-        ),
         (hello("new"), ("gateway", "new", "overloaded")),
         (hello(""), None),
-        (["hello", 7], None),
         (["login", "ada"], None),
     ],
 )

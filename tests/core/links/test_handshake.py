@@ -8,7 +8,7 @@ from liveness.core.cursors import CursorRow
 from liveness.core.effects import SearchSkipped
 from liveness.core.links.handshake import SkippedRanges
 from liveness.core.links.link import Link
-from liveness.core.records import HostReading, HostTime, Subscription
+from liveness.core.records import SAME_CLOCK_S, HostReading, HostTime, Subscription
 from liveness.core.wire.framing import decode, encode
 from tests.core.server_shell import Shell, hello
 
@@ -125,7 +125,9 @@ def test_a_gateway_reads_its_timers_and_what_it_asks_for(shell: Shell) -> None:
     assert (wanted.gateway, wanted.runs, wanted.users) == (None, None, True)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.05, 0.06, None])
+@pytest.mark.parametrize(
+    "shift", [0.0, SAME_CLOCK_S - 0.001, SAME_CLOCK_S + 0.001, -3_600.0, None]
+)
 def test_a_welcome_says_whether_the_beginnings_of_logins_are_used(
     shell: Shell, shift: float | None
 ) -> None:
@@ -139,7 +141,7 @@ def test_a_welcome_says_whether_the_beginnings_of_logins_are_used(
     shell.effects()
     shell.write()
     (_, terms) = decode(link.outbox.take_frames())
-    is_ours = shift is not None and shift < 0.055
+    is_ours = shift is not None and 0 <= shift < SAME_CLOCK_S
     assert terms["began"] is is_ours
     assert link.gateway is not None
     assert link.gateway.clock_offset == (-30.0 if is_ours else None)

@@ -35,16 +35,9 @@ def test_a_row_counts_and_has_the_latest_time_and_process() -> None:
         ("gateway", "refused", "bad-hello", 1),
     ]
     assert troubles.recent(T + 5)[2].as_map(100) == {
-        "role": "gateway",
-        "name": "gw",
-        "what": "replaced",
-        "code": "replaced",
-        "since": T + 100,
-        "at": T + 102,
-        "times": 2,
-        "pid": 12,
-        "unix_user": 1_002,
-    }
+        "role": "gateway", "name": "gw", "what": "replaced", "code": "replaced",
+        "since": T + 100, "at": T + 102, "times": 2, "pid": 12, "unix_user": 1_002,
+    }  # fmt: skip
 
 
 def test_links_without_a_hello_have_a_row_for_each_user() -> None:

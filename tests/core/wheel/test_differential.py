@@ -211,8 +211,7 @@ STEPS: Final = (
 )
 
 
-@pytest.mark.long
-@settings(BOUNDED, max_examples=examples(150))
+@settings(BOUNDED, max_examples=examples(60))
 @given(data=st.data())
 def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(
     data: st.DataObject,

@@ -226,26 +226,6 @@ def test_a_move_closes_one_session_and_opens_another(
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [
-        Record(8, OFFLINE, "ada", "g", 7, 2**63, LOGOUT, 9),
-        Record(8, "gap", "ada", "g", 7, None, LOGOUT, 9),
-        timer(8)._replace(at=2**63),
-    ],
-    ids=["conn", "kind", "timer"],
-)
-@pytest.mark.skipif(len(BATCHES) == 1, reason="the reference takes any number")
-def test_a_record_that_does_not_fit_is_not_added(bad: Logged) -> None:
-    batch = filled(BATCHES[-1].RecordBatch, [online(7)])
-    with pytest.raises((OverflowError, KeyError)):
-        batch.append(bad)
-    batch.append(offline(8, 3, "bob")[0])
-    assert [*seen_of(batch)] == [
-        *seen_of(filled(RecordBatch, [online(7), offline(8, 3, "bob")]))
-    ]
-
-
-@pytest.mark.parametrize(
     ("uid", "expected"),
     [
         ("né/1", [0]),
