@@ -223,14 +223,8 @@ class World:
                 for n, position, index in self.sessions.signs_of_life(name, request):
                     uid, _, event = request.at(position)
                     said = EVENTS[event - 1]
-                    link.refuse(
-                        Code.BAD_UID,
-                        bad_uid_text(uid),
-                        self.sessions.scene.now,
-                        n=n,
-                        frame=said,
-                        index=index,
-                    )
+                    now, text = self.sessions.scene.now, bad_uid_text(uid)
+                    link.refuse(Code.BAD_UID, text, now, n=n, frame=said, index=index)
             case Login():
                 who = [*zip(request.uids, request.conns, strict=True)]
                 timeout, age = request.timeout, on_grid(request.age)

@@ -71,17 +71,6 @@ def test_an_answer_has_the_sessions_here_as_they_are_and_those_of_other_hosts(
     assert cluster.read(link) == [("where", rows, ANYWHERE)]
 
 
-def test_a_session_that_the_cluster_does_not_know_yet_has_no_beginning(
-    cluster: Cluster,
-) -> None:
-    link = cluster.gateway()
-    cluster.says(link, ["login", "u"])
-    (question,) = cluster.asks(link, "u")
-    cluster.answers(question)
-    rows = (("u", "g", 1, None, "a", None),)
-    assert cluster.read(link) == [("where", rows, ANYWHERE)]
-
-
 def test_only_other_answers_of_the_cluster_wait_for_one(cluster: Cluster) -> None:
     link = cluster.gateway()
     first, second = cluster.asks(link, "u", "v")

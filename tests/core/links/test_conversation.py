@@ -111,22 +111,6 @@ def test_consecutive_signs_become_one_request_that_others_end() -> None:
     assert [run.uids for run in runs[1:]] == [["a"], ["a", "a"]]
 
 
-def test_a_refused_sign_leaves_nothing_in_the_run() -> None:
-    answers = asked(
-        link_of(max_batch=2),
-        ["keepalive", "a"],
-        ["keepalive", ["b", "c", "d"]],
-        ["keepalive", ["e", "f"], {"conn": [1]}],
-        ["keepalive", "g", {"conn": -1}],
-        ["keepalive", "h"],
-    )
-    runs = [answer.uids for answer in answers if isinstance(answer, ActivityBatch)]
-    assert runs == [["a"], ["h"]]
-    assert codes(answers) == [
-        ("bad-frame", False, 3), ("bad-option", False, 4), ("bad-option", False, 5),
-    ]  # fmt: skip
-
-
 # --- refusals ------------------------------------------------------------------------
 
 

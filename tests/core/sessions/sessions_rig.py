@@ -1,14 +1,13 @@
 """The rules of "Sessions" as a plain model, for the fuzzer, and a presence beside it.
 
-The model is written from the protocol alone: a dictionary of sessions, in wall-clock
-milliseconds and attended seconds, and one method a rule. Its times lie on a grid of
-a quarter second, far wider than a bucket, so that it knows exactly who is due.
+The model is written from the protocol alone. Its times lie on a grid of a quarter second,
+far wider than a bucket, so that it knows exactly who is due.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from liveness.core.records import EVENTS, OnlineRow, Uid
 from liveness.core.wheel.wheel import Wheel
@@ -36,12 +35,7 @@ class Session:
 
 
 class Sessions:
-    """A presence, and what the rules say that it has to do.
-
-    Args:
-        wheel_class: The wheel to run on.
-        timeout: The server's timeout, in seconds.
-    """
+    """A presence, and what the rules say that it has to do."""
 
     def __init__(self, wheel_class: type[Wheel], *, timeout: float) -> None:
         self.scene = Scene(wheel_class, timeout=timeout)
@@ -66,18 +60,11 @@ class Sessions:
         return asked or self.scene.timeout
 
     def opened(
-        self,
-        kind: str,
-        name: str,
-        uid: Uid,
-        conn: int | None,
-        event: str,
-        start_ms: int,
-        timeout: float | None,
+        self, kind: str, event: str, uid: Uid, name: str, conn: int | None, *rest: Any
     ) -> Shown:
         before = self.online.get(str(uid))
         self.seq += 1
-        session = Session(uid, name, conn, self.seq, start_ms, timeout)
+        session = Session(uid, name, conn, self.seq, *rest)
         self.online[str(uid)] = session
         self.sign(session, event)
         shown = self.shown(kind, uid, event)
@@ -90,14 +77,10 @@ class Sessions:
         session = self.online[str(uid)]
         conn = {} if session.conn is None else {"conn": session.conn}
         return conn | {
-            "seq": self.seq,
-            "kind": kind,
-            "uid": session.uid,
-            "gateway": session.gateway,
-            "session": session.session,
-            "reason": reason,
+            "seq": self.seq, "kind": kind, "uid": session.uid, "reason": reason,
+            "gateway": session.gateway, "session": session.session,
             "at": self.scene.wall_ms,
-        }
+        }  # fmt: skip
 
     def ended(self, uid: Uid, reason: str) -> Shown:
         self.seq += 1
@@ -118,7 +101,7 @@ class Sessions:
         expected = []
         for uid, conn in who:
             session = self.online.get(str(uid))
-            new = (name, uid, conn, "login", start_ms, timeout)
+            new = ("login", uid, name, conn, start_ms, timeout)
             if session is None:
                 expected.append(self.opened("online", *new))
             elif session.gateway == name and session.conn in (conn, None):
@@ -150,8 +133,8 @@ class Sessions:
             session = self.online.get(str(uid))
             if session is None:
                 now_ms = self.scene.state_ms
-                new = self.opened("online", name, uid, conn, event, now_ms, None)
-                expected.append(new)
+                new = (event, uid, name, conn, now_ms, None)
+                expected.append(self.opened("online", *new))
             elif session.gateway != name:
                 self.ignored["other_gateway"] += 1
             elif None not in (conn, session.conn) and conn != session.conn:

@@ -111,6 +111,13 @@ def test_every_eighth_of_the_signs_read_at_once_counts(scene: Scene) -> None:
 # --- how it is kept up -------------------------------------------------------------------
 
 
+def test_a_change_of_habit_is_noticed_within_twenty_timeouts(scene: Scene) -> None:
+    scene.login("g", CROWD)
+    speak(scene, CROWD, 5.0, 400)
+    speak(scene, CROWD, 25.0, round(2 * FORGOTTEN_AFTER * 30 / 25.0))
+    assert interval(scene) == 25.0
+
+
 def test_a_new_gateway_inherits_nothing_from_a_forgotten_one(scene: Scene) -> None:
     scene.login("g", CROWD)
     speak(scene, CROWD, 20, 5)

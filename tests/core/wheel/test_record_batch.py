@@ -244,17 +244,15 @@ def test_a_reader_of_a_user_gets_the_records_of_its_devices(
 ) -> None:
     batch = make()
     devices: tuple[Uid, ...] = ("né/1", "né/2", "né", 7, "7", "7/a", 7, "07")
-    for place, (device, size) in enumerate(
-        zip(devices, (2, 2, 0, 0, None, 1, None, 0), strict=True)
-    ):
-        batch.append(
-            online(FIRST + place, device)[0]._replace(user_size=size, devices=1)
-        )
+    sizes = (2, 2, 0, 0, None, 1, None, 0)
+    for place, (device, size) in enumerate(zip(devices, sizes, strict=True)):
+        record = online(FIRST + place, device)[0]
+        batch.append(record._replace(user_size=size, devices=1), due=place + 0.5)
     batch.append(timer(FIRST + 8))
     wanted = Subscription(None, frozenset(KINDS), uid=uid)
-    assert batch.encoded(0, wanted, limit=9).seqs == [
-        FIRST + place for place in expected
-    ]
+    found = batch.encoded(0, wanted, limit=9, own="g")
+    assert found.seqs == [FIRST + place for place in expected]
+    assert found.deadlines == [place + 0.5 for place in expected if place < 8]
 
 
 def test_a_page_of_many_records_is_whole(make: Callable[[], RecordBatch]) -> None:

@@ -12,6 +12,7 @@ from liveness.core.wire.framing import (
     PIECE_BYTES,
     Frame,
     Reader,
+    decode,
     encode,
 )
 from liveness.errors import Code, WireError
@@ -44,6 +45,12 @@ def read(
 
 
 # --- in any pieces -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91"])
+def test_decoding_what_was_not_stored_so_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(data)
 
 
 # --- sizes ---------------------------------------------------------------------------
