@@ -130,7 +130,6 @@ class Rig:
     # --- readings ---------------------------------------------------------------
 
     def begin_reading(self, *, of_due: bool) -> bool:
-        """Begin to read due timers, or some for the ring; return whether any is needed."""
         if self.reading is not None:
             return False
         if of_due:
@@ -142,7 +141,6 @@ class Rig:
         return self.reading is not None
 
     def read(self) -> None:
-        """Take the snapshot of the reading under way, if it was not taken."""
         reading = self.reading
         if reading is None or reading.rows is not None or reading.coming is not None:
             return
@@ -168,7 +166,6 @@ class Rig:
         return []
 
     def fail_reading(self) -> None:
-        """Have the reading under way fail."""
         if self.reading is not None:
             self.reading = None
             self.timetable.reading_failed()
@@ -209,7 +206,6 @@ class Rig:
         return self.log[first:]
 
     def to(self, state_s: float) -> None:
-        """Move all clocks on."""
         seconds = state_s - self.state_s
         self.wall_ms += round(seconds * 1000)
         self.mono += seconds

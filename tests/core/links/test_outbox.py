@@ -14,7 +14,6 @@ from liveness.core.cursors import (
 )
 from liveness.core.limits import Limits
 from liveness.core.links.outbox import (
-    JOINED_BYTES,
     NOTICES_PER_FRAME,
     STALLED_S,
     ListReply,
@@ -112,13 +111,6 @@ def test_only_a_gateway_waits_for_timer_commands_and_not_with_its_welcome(
     link.outbox.queue(Reply(b"a", 1, is_log_only=True))
     link.queue(b"b")
     assert link.outbox.take_frames() == sent
-
-
-def test_replies_are_joined_up_to_a_size(link: Link) -> None:
-    frame = b"x" * (JOINED_BYTES // 2)
-    link.queue(frame, frame, b"y")
-    assert link.outbox.take_frames() == frame * 2
-    assert link.outbox.take_frames() == b"y"
 
 
 def test_a_list_is_taken_up_in_its_turn_and_passes_no_reply(link: Link) -> None:

@@ -1,7 +1,6 @@
-"""The damper against a model, over histories, paces of reading, bounds and restarts."""
+"""The damper: who is left out, and that no reader is wrong about who is online."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -85,58 +84,24 @@ def add(damping: Damper[Item], item: Item) -> list[Item]:
     return taken(damping)
 
 
-def expected(log: Sequence[Item]) -> dict[str, list[Item]]:
-    """The items of each user that a reader gets in the end, straight from the rule."""
-    passed = dict[str, list[Item]]()
-    for user in {item.user for item in log}:
-        own = [item for item in log if item.user == user]
-        out = passed[user] = []
-        back = False
-        for item, after in [*pairwise(own), (own[-1], None)]:
-            if back:
-                back = False
-                if item.gateway != own[own.index(item) - 1].gateway:
-                    out.append(item._replace(kind=MOVED))
-            elif (
-                item.kind == OFFLINE
-                and after is not None
-                and after.kind == ONLINE
-                and after.at < item.at + SETTLE_MS
-            ):
-                back = True
-            else:
-                out.append(item)
-    return passed
+@pytest.mark.parametrize(("after_ms", "is_back"), [(99, True), (100, False)])
+def test_a_user_who_is_back_in_time_is_left_out(after_ms: int, is_back: bool) -> None:
+    counts = DampingCounts(9)
+    damping = damper(counts=counts)
+    off = Item(1, OFFLINE, "ada", "g1", 0)
+    back = Item(2, ONLINE, "ada", "g1", after_ms)
+    passed = [*add(damping, off), *settled(damping, 99), *add(damping, back)]
+    assert passed == ([] if is_back else [off, back])
+    assert (counts.left_out, len(damping)) == (2 if is_back else 0, 0)
 
 
-def by_user(items: Sequence[Item]) -> dict[str, list[Item]]:
-    return {
-        user: [item for item in items if item.user == user]
-        for user in {item.user for item in items}
-    }
-
-
-@BOUNDED
-@given(histories(), st.lists(st.integers(0, 300)))
-def test_users_who_are_back_soon_are_left_out_at_any_pace(
-    log: list[Item], looks: list[int]
-) -> None:
-    """A reader that has read everything lets offlines settle, at any later moment."""
-    counts = DampingCounts(1_000)
-    damping, passed = damper(counts=counts), list[Item]()
-    end = Item(0, "", "", "", FOR_EVER)
-    for item, after in pairwise([*log, end]):
-        passed += add(damping, item)
-        if looks:
-            # Its record would be there if the user had come back before that moment.
-            passed += settled(damping, min(item.at + looks.pop(), after.at))
-    passed += settled(damping, FOR_EVER)
-    assert (len(damping), damping.flush()) == (0, [])
-    moves = len([it for it in passed if it.kind == MOVED and it not in log])
-    assert len(log) == len(passed) - moves + counts.left_out
-    assert by_user(passed) == {
-        user: items for user, items in expected(log).items() if items
-    }
+def test_a_user_who_is_back_at_another_gateway_has_moved() -> None:
+    damping = damper()
+    add(damping, Item(1, OFFLINE, "ada", "g1", 0))
+    back = Item(9, ONLINE, "ada", "g2", 50)
+    damping.put(back, DampedRecord(*back))
+    # Until it is delivered its offline must be read again.
+    assert damping.take() == [(back._replace(kind=MOVED), 1)]
 
 
 def fold(items: Iterator[Item] | Sequence[Item]) -> dict[str, str]:

@@ -152,21 +152,6 @@ def test_the_longest_extension_ends_its_frame(
         assert read(reader_class, cut) == ([], ended)
 
 
-@pytest.mark.parametrize(
-    ("levels", "code"), [(1_000, None), (2_000, Code.TOO_DEEP)], ids=str
-)
-@pytest.mark.parametrize(
-    "claim", [b"\xdc\x3e\x80", CLAIMS["array"], CLAIMS["map"]], ids=bytes.hex
-)
-def test_the_claims_of_many_headers_take_no_memory(
-    reader_class: type[Reader], claim: bytes, levels: int, code: Code | None
-) -> None:
-    # The two buffers of a new reader are most of this.
-    peak, ended = peak_of(reader_class, claim * levels, max_batch=4_000)
-    assert ended is code
-    assert peak < 2**18
-
-
 # The content of a frame, repeated, and the number of values in each.
 HELD = {
     "integers": (b"\x07", 1),
