@@ -1,9 +1,10 @@
-"""Attended time: load counts, absence does not, and nothing runs ahead of it."""
+"""Attended time: load counts, absence does not, and each moment of it counts once."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liveness.core.sessions.absences import MOST_ABSENCES, Absences
 from liveness.core.sessions.attended_clock import (
     ABSENCE_S,
     LONG_ABSENCE_S,
@@ -33,7 +34,6 @@ def clock() -> AttendedClock:
     ("elapsed", "used", "asked", "attended", "stands"),
     [
         pytest.param(0.5, 0.0, 0.5, 0.5, False, id="sleep"),
-        pytest.param(0.125, 0.0, 1.0, 0.125, False, id="short sleep"),
         pytest.param(30.0, 30.0, 0.0, 30.0, False, id="load"),
         pytest.param(0.5 + SLACK_S, 0.0, 0.5, 0.5 + SLACK_S, False, id="scheduler"),
         pytest.param(0.5, 0.125, 0.125, 0.25 + SLACK_S, False, id="delay"),
@@ -162,3 +162,40 @@ def test_the_highest_value_is_shown_for_one_to_two_spans(
         for spans in (1, 2)
     )
     assert of_one <= shown <= of_two
+
+
+# --- times in which gateways were not read ----------------------------------------------
+
+
+def absences(*spans: tuple[float, float, str | None]) -> Absences:
+    """Since second 0."""
+    noted = Absences(0.0)
+    for since, until, gateway in spans:
+        noted.add(since, until, gateway)
+    return noted
+
+
+def test_time_in_which_a_gateway_or_all_were_not_read_was_not_listened() -> None:
+    noted = absences((10, 20, None), (30, 35, "g"), (40, 41, "h"))
+    assert noted.listened_s("g", 5, 50) == 45 - 10 - 5
+    assert noted.listened_s("h", 5, 50) == 45 - 10 - 1
+    assert noted.listened_s("other", 15, 18) == 0
+
+
+def test_nobody_was_listened_to_before_the_start() -> None:
+    assert Absences(100.0).listened_s("g", 40, 110) == 10
+
+
+def test_absences_that_overlap_count_once() -> None:
+    noted = absences((1, 2, None), (10, 20, None), (15, 25, None), (25, 26, None))
+    assert noted.listened_s("g", 0, 30) == 30 - 1 - 16
+
+
+def test_many_absences_are_kept_as_fewer_and_none_is_forgotten() -> None:
+    many = 3 * MOST_ABSENCES
+    noted = absences(*((2.0 * n, 2.0 * n + 1, "g") for n in range(many)))
+    assert noted.listened_s("g", 0, 2.0 * many) == many
+    # The latest are as they were; what was joined ends where the last of them did.
+    assert noted.listened_s("g", 2.0 * many - 4, 2.0 * many) == 2
+    until = 2.0 * (many - MOST_ABSENCES) + 1
+    assert noted.listened_s("g", 0, until) == until - (many - MOST_ABSENCES + 1)

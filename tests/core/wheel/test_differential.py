@@ -38,12 +38,6 @@ ALL: Final = 10**9
 DAY: Final = 86_400.0
 EVENT_NAMES: Final = {2: "keepalive", 3: "message"}
 HELLO: Final = ["hello", {"protocol": 1, "name": "g"}]
-# Enough for the index to grow, and to shrink again when they leave.
-CROWD: Final[tuple[Uid, ...]] = (
-    *range(10**6, 10**6 + 1_000),
-    *(f"crowd-{user}/{device}" for user in range(1_300) for device in range(user % 3)),
-)
-
 Touch = tuple[Any, int | None, int]  # uid, conn, event
 
 
@@ -207,7 +201,7 @@ STEPS: Final = (
     *("open", "open", "put", "put", "begin", "begin", "listed", "listed", "packed"),
     *("packed", "advance", "advance", "advance", "advance", "amend", "close", "fire"),
     *("fire", "end", "end", "renew"),
-    *("add_gateway", "set_timeout", "owned", "crowd", "leave"),
+    *("add_gateway", "set_timeout", "owned"),
 )
 
 
@@ -321,14 +315,6 @@ def take_step(
             pair.same("set_timeout", gateway, data.draw(timeouts))
         case "owned":
             pair.check_owned(data.draw(st.sampled_from([1_000, 3_000, ALL])))
-        case "crowd":
-            for uid in CROWD:
-                if pair.reference.find(uid) is None:
-                    pair.open(uid, gateway, 1, None, exact=False)
-        case "leave":
-            for uid in CROWD:
-                if uid in pair.online:
-                    pair.close(uid)
         case _:
             raise AssertionError(step)
 
