@@ -228,8 +228,6 @@ def test_a_reader_of_users_gets_their_first_devices_and_their_last() -> None:
     assert found == ["ada/a", "ada/b", "ada/a", "ada/a", "ada/b"]
 
 
-# --- names that are refused or replaced --------------------------------------------------
-
 OLDER: Final = Peer(11, 1_001, frozenset())
 NEWER: Final = Peer(12, 1_002, frozenset())
 

@@ -67,8 +67,6 @@ class Rig:
         self.state_s = 1_750_000_000.123
         self.start()
 
-    # --- the process ------------------------------------------------------------
-
     def start(self) -> None:
         """Begin a process; forget the last one."""
         self.decided = Decisions(max((one.seq for one in self.log), default=0) + 1)
@@ -127,8 +125,6 @@ class Rig:
         self.written = changes.commands, done
         return True
 
-    # --- readings ---------------------------------------------------------------
-
     def begin_reading(self, *, of_due: bool) -> bool:
         if self.reading is not None:
             return False
@@ -170,8 +166,6 @@ class Rig:
             self.reading = None
             self.timetable.reading_failed()
 
-    # --- as the service runs ----------------------------------------------------
-
     def turn(self) -> None:
         """Do whatever there is to do at this moment."""
         self.timetable.turned(self.now)
@@ -210,8 +204,6 @@ class Rig:
         self.wall_ms += round(seconds * 1000)
         self.mono += seconds
         self.state_s = state_s
-
-    # --- what is asked ----------------------------------------------------------
 
     def after(
         self,

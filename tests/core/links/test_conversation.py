@@ -48,17 +48,11 @@ def kinds(answers: list[Request]) -> list[type]:
     ]
 
 
-# --- hello ---------------------------------------------------------------------------
-
-
 def test_an_age_beyond_all_lives_is_taken_for_the_greatest() -> None:
     for age in (MAX_AGE_S + 1, 1e20, 1.7e308, 2**64 - 1):
         (login,) = asked(link_of(), ["login", "u", {"age": age}])
         assert isinstance(login, Login)
         assert login.age == MAX_AGE_S
-
-
-# --- numbers ---------------------------------------------------------------------------
 
 
 def test_frames_are_numbered_from_1_whatever_becomes_of_them() -> None:
@@ -86,9 +80,6 @@ def test_an_error_that_no_frame_caused_has_the_number_of_frames_taken() -> None:
     assert link.close(Code.REPLACED, "").n == 3
 
 
-# --- runs of signs -------------------------------------------------------------------
-
-
 def test_consecutive_signs_become_one_request_that_others_end() -> None:
     sign = ["keepalive", "a", {"conn": 1}]
     answers = asked(
@@ -109,9 +100,6 @@ def test_consecutive_signs_become_one_request_that_others_end() -> None:
     assert runs[0].conns == [1, 2, None]
     assert bytes(runs[0].events) == b"\x02\x03\x03"
     assert [run.uids for run in runs[1:]] == [["a"], ["a", "a"]]
-
-
-# --- refusals ------------------------------------------------------------------------
 
 
 def test_a_link_with_too_many_refused_frames_is_closed() -> None:
@@ -195,9 +183,6 @@ def test_a_watcher_is_told_which_frames_it_may_not_send(name: str, what: str) ->
     assert isinstance(answer, Refusal)
     said = f"a watcher sends no {what}; say hello with role gateway"
     assert said in answer.message
-
-
-# --- the end -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("closing", [Hello, ActivityBatch, Login])

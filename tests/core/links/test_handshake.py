@@ -147,9 +147,6 @@ def test_a_welcome_says_whether_the_beginnings_of_logins_are_used(
     assert link.gateway.clock_offset == (-30.0 if is_ours else None)
 
 
-# --- the parts that were skipped -----------------------------------------------------------
-
-
 def test_what_was_skipped_twice_is_one_range_until_it_was_searched() -> None:
     skipped = SkippedRanges()
     assert not skipped.add("g", after=5, until=5)

@@ -31,9 +31,6 @@ def says(shell: Shell, **options: Any) -> str | None:
     return next(iter(shell.counts.limits_met - before), None)
 
 
-# --- how many there may be ---------------------------------------------------------------
-
-
 def test_above_max_links_a_link_is_refused_before_its_hello() -> None:
     shell = Shell(max_links=2)
     links = [shell.connect() for _ in range(3)]
@@ -61,9 +58,6 @@ def test_above_max_names_only_known_ones_and_those_without_a_cursor_come() -> No
     assert says(shell, name="v", role="watcher") == "limits.max_names"
     assert says(shell, name="h") == "limits.max_names"
     assert says(shell, name="g") is None
-
-
-# --- links without a hello ---------------------------------------------------------------
 
 
 def expire(shell: Shell) -> list[int]:
@@ -100,9 +94,6 @@ def test_of_too_many_links_without_a_hello_the_newest_stay() -> None:
     assert +shell.counts.limits_met == {"limits.max_handshakes": 2}
 
 
-# --- names -------------------------------------------------------------------------------
-
-
 def test_a_name_is_in_use_while_it_is_linked_or_has_users() -> None:
     shell = Shell()
     registry = shell.parts.registry
@@ -127,9 +118,6 @@ def test_at_the_end_links_that_said_hello_are_told_why() -> None:
     assert shell.effects() == [Close(1), Close(2)]
     shell.parts.registry.end_all("again")
     assert refusal_of(links[0]) == "a test"
-
-
-# --- links that do not read, or send slowly ------------------------------------------------
 
 
 def unread(shell: Shell, name: str, size: int) -> Link:
@@ -196,8 +184,6 @@ def test_of_too_many_incomplete_frames_the_oldest_ends() -> None:
         shell.server.closed(link)
     assert shell.parts.registry.unfinished_bytes == 0
 
-
-# --- the table of the names that were refused or replaced ---------------------------------
 
 T: Final = 1_795_168_800_000
 ADA: Final = Peer(11, 1_001, frozenset())

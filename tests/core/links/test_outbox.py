@@ -86,9 +86,6 @@ def link() -> Link:
     return made
 
 
-# --- replies ---------------------------------------------------------------------------
-
-
 def test_a_reply_behind_one_that_is_not_durable_waits_too(link: Link) -> None:
     link.queue(b"a")
     link.queue(b"b", after=2)
@@ -126,9 +123,6 @@ def test_a_list_is_taken_up_in_its_turn_and_passes_no_reply(link: Link) -> None:
     assert link.outbox.take_frames() == b"b"
     link.outbox.list_begins()
     assert not link.outbox.has_replies
-
-
-# --- bounds on what is unread ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,9 +199,6 @@ def test_a_list_without_room_waits_no_longer_than_others_may_leave_theirs_unread
     assert link.outbox.add_waiting(0) == why
 
 
-# --- records -----------------------------------------------------------------------------
-
-
 def test_no_record_is_sent_before_the_welcome_is_durable() -> None:
     link = Link()
     link.disk.records_kept = 10
@@ -261,9 +252,6 @@ def test_a_reader_that_makes_no_progress_for_a_while_is_stalled() -> None:
     assert link.outbox.stalled_s == 0
 
 
-# --- the cursor --------------------------------------------------------------------------
-
-
 def test_a_cursor_follows_acks_and_what_does_not_concern_the_link(link: Link) -> None:
     link.send_records(2, 4, until=6)
     assert link.cursor == 0
@@ -282,9 +270,6 @@ def test_a_cursor_stays_at_what_was_processed_of_what_was_received(link: Link) -
     assert (link.outbox.unacked, link.cursor) == (0, 1)
     link.outbox.acknowledge(Ack(3, 3), 5)
     assert link.cursor == 5
-
-
-# --- the end -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("why", ["neither", "unread", "disk"])

@@ -49,8 +49,6 @@ class Sessions:
         self.log = SessionLog()  # by the records alone
         self.taken = 0
 
-    # --- the model's rules ---------------------------------------------------------
-
     def sign(self, session: Session, event: str) -> None:
         session.seen_ms, session.last = self.scene.wall_ms, event
         session.due = self.scene.now + self.timeout_of(session)
@@ -90,8 +88,6 @@ class Sessions:
         if session.last is None:
             return shown | {"restored": True}
         return shown | {"seen": session.seen_ms, "last": session.last}
-
-    # --- events ----------------------------------------------------------------------
 
     def login(
         self, name: str, who: Sequence[User], *, timeout: float | None, age: float
@@ -165,8 +161,6 @@ class Sessions:
         assert self.scene.logout(name, uids, conns) == expected
         self.check()
 
-    # --- time ------------------------------------------------------------------------
-
     def time_passes(self, seconds: float, *, absent: float, limit: int) -> None:
         self.scene.pass_time(seconds, absent=absent)
         self.scene.read(*self.linked)
@@ -180,8 +174,6 @@ class Sessions:
             reason = "silence" if is_linked else "gateway_lost"
             assert shown == self.ended(shown["uid"], reason)
         self.check()
-
-    # --- gateways and restarts ---------------------------------------------------------
 
     def hello(self, name: str, *, timeout: float | None, is_fresh: bool) -> None:
         self.timeouts[name] = timeout
@@ -227,8 +219,6 @@ class Sessions:
         for name in self.linked:
             self.link_begins(name)
         self.check()
-
-    # --- what must hold ------------------------------------------------------------------
 
     def check(self) -> None:
         scene, presence = self.scene, self.scene.presence

@@ -142,9 +142,6 @@ def test_attended_time_is_a_part_of_monotonic_time_and_the_rest_is_counted(
         clock.resume_if_caught_up(mono=mono, all_read=all_read)
 
 
-# --- the highest value of late ---------------------------------------------------------------
-
-
 @BOUNDED
 @given(st.lists(st.tuples(seconds, seconds), max_size=30), seconds)
 def test_the_highest_value_is_shown_for_one_to_two_spans(
@@ -162,9 +159,6 @@ def test_the_highest_value_is_shown_for_one_to_two_spans(
         for spans in (1, 2)
     )
     assert of_one <= shown <= of_two
-
-
-# --- times in which gateways were not read ----------------------------------------------
 
 
 def absences(*spans: tuple[float, float, str | None]) -> Absences:

@@ -42,9 +42,6 @@ def sums(*silences: float) -> Silences:
     return Silences(sum(silences), sum(silence * silence for silence in silences))
 
 
-# --- what is learnt ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("every", [1.0, 10.0, 15.0, 20.0, 29.0])
 def test_the_interval_of_users_that_speak_regularly_is_found(
     scene: Scene, every: float
@@ -106,9 +103,6 @@ def test_every_eighth_of_the_signs_read_at_once_counts(scene: Scene) -> None:
     scene.wait(10, "g")
     scene.hear("g", *(("keepalive", uid, None) for uid in CROWD[:17]))
     assert scene.presence.wheel.silences(0) == sums(10.0, 10.0, 10.0)
-
-
-# --- how it is kept up -------------------------------------------------------------------
 
 
 def test_a_change_of_habit_is_noticed_within_twenty_timeouts(scene: Scene) -> None:

@@ -60,9 +60,6 @@ def silent(records: list[Shown]) -> list[str]:
     return [shown["uid"] for shown in records]
 
 
-# --- when a storm begins ----------------------------------------------------------------
-
-
 def test_half_of_the_users_may_fall_silent_and_one_more_is_a_storm(
     scene: Scene,
 ) -> None:
@@ -73,9 +70,9 @@ def test_half_of_the_users_may_fall_silent_and_one_more_is_a_storm(
         records = scene.wait(1.5, name)
         assert len(records) == (10 if name == "g" else 0)
     (line,) = guard_of(scene).take()
-    hold_s = line.fields.pop("hold_s")
-    assert line.fields == {"gateway": "h", "due": 11, "users": 20}
-    assert HOLD_S - 1.5 <= hold_s <= HOLD_S
+    hold_s = line.fields["hold_s"]
+    assert line.fields == {"gateway": "h", "due": 11, "users": 20, "hold_s": hold_s}
+    assert hold_s in (HOLD_S - 1.5, HOLD_S - 0.5)
 
 
 @pytest.mark.parametrize(("count", "gone"), [(9, 9), (10, 0)])
@@ -154,9 +151,6 @@ def test_users_of_a_gateway_that_speaks_again_are_renewed_before_they_are_counte
     assert guard_of(scene).begun == 1
 
 
-# --- while it is on ---------------------------------------------------------------------
-
-
 def test_users_that_speak_are_saved_and_the_others_are_judged_after_the_storm(
     scene: Scene,
 ) -> None:
@@ -192,9 +186,6 @@ def test_time_in_a_storm_is_no_lateness_and_other_gateways_are_judged_as_ever(
     scene.read("g")
     scene.firing.fire(scene.at, limit=100)
     assert scene.presence.decided.take().records.due == [0.0] * 20
-
-
-# --- when it is over --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [4, 12], ids=["few", "many"])
@@ -261,12 +252,6 @@ def test_a_gateway_that_comes_back_fresh_ends_its_storm_and_begins_none(
     speak(scene, uids[5:])
     assert silent(scene.wait(10.5, "g")) == uids[:5]
     assert guard_of(scene).begun == 1
-
-
-# --- counting ---------------------------------------------------------------------------
-
-
-# --- no hold without end ----------------------------------------------------------------
 
 
 def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:

@@ -24,9 +24,6 @@ def rig(wheel_class: WheelClass) -> Rig:
     return Rig(wheel_class)
 
 
-# --- the ring -------------------------------------------------------------------------
-
-
 def test_timers_beyond_the_next_hour_are_not_in_memory(rig: Rig) -> None:
     rig.wait(1)
     rig.after("soon", 3_000)

@@ -64,9 +64,6 @@ def state(rig: Rig, key: str = "k", gateway: str = "g") -> str:
     return rig.timer(key, gateway).state
 
 
-# --- coming due -------------------------------------------------------------------
-
-
 def test_a_timer_fires_once_when_its_time_has_come_and_not_before(rig: Rig) -> None:
     asked_ms = rig.wall_ms
     rig.after("k", 5, "what to do", ext="order-7")
@@ -99,9 +96,6 @@ def test_none_is_early_nor_a_millisecond_late_however_old_the_state_is(
     rig.turn()
     assert fires_at(rig, nextafter(until, 0)) == 0
     assert fires_at(rig, until + 0.001 + 2 * ulp(until)) == 1
-
-
-# --- replaced and cancelled ---------------------------------------------------------
 
 
 def test_the_same_key_again_replaces_a_fired_one_and_its_answer_comes_to_nothing(
@@ -154,9 +148,6 @@ def test_a_cancel_by_ext_that_is_given_again_leaves_those_asked_for_since(
     timers = [row.timer._replace(state=PENDING, next=1) for row in rig.table.values()]
     (changed,) = TimerTransaction([drop], timers, RETRY_POLICY).changed
     assert (changed.key, changed.state) == ("before", CANCELLED)
-
-
-# --- answers --------------------------------------------------------------------------
 
 
 def test_done_is_the_end_and_its_message_is_kept(rig: Rig) -> None:
@@ -250,9 +241,6 @@ def test_a_seq_that_no_record_of_its_timer_has_had_answers_nothing(rig: Rig) -> 
     assert rig.timetable.results["late"] == 2
     rig.done("k", seq=seq)
     assert state(rig) == DONE
-
-
-# --- how many there may be --------------------------------------------------------------
 
 
 def test_above_max_live_none_is_taken_until_some_have_ended(

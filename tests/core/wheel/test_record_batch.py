@@ -128,24 +128,6 @@ def seen_of(batch: RecordBatch) -> Iterator[Any]:
 
 
 @BOUNDED
-@given(entries())
-def test_a_batch_gives_its_records_back(
-    make: Callable[[], RecordBatch], given: list[Entry]
-) -> None:
-    batch = filled(make, given)
-    records = [record for record, _, _ in given]
-    assert batch == records
-    assert (len(batch), batch[-1], batch[1:]) == (
-        len(records), records[-1], records[1:],
-    )  # fmt: skip
-    with pytest.raises(IndexError):
-        batch[len(records)]
-    newest, page = batch.packed(0, len(batch))
-    assert newest == max(record.at for record in records)
-    assert page == encode(records)
-
-
-@BOUNDED
 @given(entries(), subscriptions, st.integers(FIRST - 2, FIRST + 12), st.integers(1, 12))
 def test_a_reader_gets_the_records_that_concern_it(
     make: Callable[[], RecordBatch],
@@ -175,7 +157,7 @@ def test_a_reader_gets_the_records_that_concern_it(
 
 @BOUNDED
 @given(entries(most=9), st.data())
-def test_batches_that_are_joined_are_like_one(
+def test_batches_that_are_joined_are_like_one_and_give_their_records_back(
     make: Callable[[], RecordBatch], given: list[Entry], data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(given)))
@@ -184,6 +166,12 @@ def test_batches_that_are_joined_are_like_one(
     joined.extend(filled(make, given[at:]))
     whole = filled(RecordBatch, given)
     assert [*seen_of(joined)] == [*seen_of(whole)]
+    records = [record for record, _, _ in given]
+    newest = max(record.at for record in records)
+    assert joined == records
+    assert joined.packed(0, len(joined)) == (newest, encode(records))
+    with pytest.raises(IndexError):
+        joined[len(records)]
     wanted = data.draw(subscriptions)
     for most_bytes in (0, 200, inf):
         assert joined.encoded(

@@ -44,16 +44,10 @@ def read(
     return frames, None
 
 
-# --- in any pieces -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91"])
 def test_decoding_what_was_not_stored_so_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(data)
-
-
-# --- sizes ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 7_000])
@@ -94,11 +88,6 @@ def test_an_unfinished_frame_takes_memory_by_its_bytes_and_none_once_it_is_whole
     finally:
         tracemalloc.stop()
 
-
-# --- depth ---------------------------------------------------------------------------
-
-
-# --- what is claimed -----------------------------------------------------------------
 
 CLAIMS = {
     "array": b"\xdd\xff\xff\xff\xff",
