@@ -6,13 +6,7 @@ from dataclasses import replace
 from liveness.core.limits import Limits
 from liveness.core.links.conversation import Conversation
 from liveness.core.wire.framing import Reader
-from liveness.core.wire.link_requests import (
-    ActivityBatch,
-    ListedActivity,
-    Refusal,
-    Request,
-)
-from liveness.core.wire.uids import is_uid
+from liveness.core.wire.link_requests import ActivityBatch, Refusal, Request
 from liveness.errors import Code
 
 
@@ -28,14 +22,11 @@ def told(reader: type[Reader], cut: Iterable[bytes], limits: Limits) -> list[str
 
 def described(request: Request, n: int) -> list[str]:
     """A request of frame *n* as text; each keepalive or message of a run."""
-    assert isinstance(request, Request)
     if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
         # The message says how many bytes were seen, which differs between readers.
         request = replace(request, message="")
     if not isinstance(request, ActivityBatch):
         return [repr((n, request))]
-    # Bad uids are never packed.
-    assert isinstance(request, ListedActivity) or all(map(is_uid, request.uids))
     each = [request.at(position) for position in range(len(request.uids))]
     columns = zip(request.uids, request.conns, request.events, strict=True)
     assert repr([*columns]) == repr(each)

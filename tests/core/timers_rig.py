@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from liveness.core.changes import Decisions
 from liveness.core.records import Instant, TimerRecord
@@ -17,7 +17,6 @@ from liveness.core.timer_states import RETRY_POLICY, RetryPolicy, TimerState
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.timers.timer_scheduler import (
     RING_SLOTS,
-    Coming,
     Due,
     LoadedWindow,
     TimerScheduler,
@@ -39,8 +38,7 @@ class Reading:
 
     window: LoadedWindow | None = None
     numbers: Sequence[int] = ()
-    rows: list[Due] | None = None
-    coming: list[Coming] | None = None
+    found: list[Any] | None = None
 
 
 class Rig:
@@ -138,28 +136,25 @@ class Rig:
 
     def read(self) -> None:
         reading = self.reading
-        if reading is None or reading.rows is not None or reading.coming is not None:
-            return
-        if reading.window is None:
-            reading.rows = self.disk.due(reading.numbers)
-        else:
-            reading.coming = self.disk.coming(reading.window)
+        if reading is not None and reading.found is None:
+            window, numbers = reading.window, reading.numbers
+            reading.found = (
+                self.disk.due(numbers) if window is None else self.disk.coming(window)
+            )
 
     def hand_in(self) -> list[float]:
         """Hand in what was read; return the lateness of each timer that fired."""
         reading, self.reading = self.reading, None
-        if reading is not None and reading.window is not None:
-            assert reading.coming is not None
-            self.timetable.fill(reading.window, reading.coming)
-        elif reading is not None:
-            assert reading.rows is not None
-            # A gateway that is not named was handed all of its records.
-            delivered = {
-                timer.gateway: self.handed.get(timer.gateway, PLENTY)
-                for timer, _ in reading.rows
-            }
-            return self.timetable.fire(reading.rows, self.now, delivered)
-        return []
+        if reading is None:
+            return []
+        assert reading.found is not None
+        if reading.window is not None:
+            self.timetable.fill(reading.window, reading.found)
+            return []
+        # A gateway that is not named was handed all of its records.
+        names = {timer.gateway for timer, _ in reading.found}
+        delivered = {name: self.handed.get(name, PLENTY) for name in names}
+        return self.timetable.fire(reading.found, self.now, delivered)
 
     def fail_reading(self) -> None:
         if self.reading is not None:

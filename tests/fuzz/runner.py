@@ -1,12 +1,7 @@
 """Runs the targets under libFuzzer, which says how far it got and what it found.
 
-Each begins with its committed corpus, `corpus/<target>`, and with the vectors. What is
-found beyond them is forgotten at the end, unless it is asked to be kept: then the corpus
-becomes the fewest inputs that reach all that was reached.
-
-An input at which a target fails is a finding: it is left in a file that is named, and the
-run ends with exit code 1. Once that is mended it belongs in the corpus, and the meaning of
-its bytes in `proto/vectors`.
+Each begins with its committed corpus, `corpus/<target>`, and with the vectors. An input at
+which a target fails is left in a file that is named, and the run ends with exit code 1.
 """
 
 import argparse
@@ -28,11 +23,9 @@ FINDINGS: Final = ROOT / "build" / "fuzz"
 
 # By default some three minutes, of which each target has about as much.
 RUNS: Final = {"wire": 200_000, "link": 100_000, "presence": 5_000, "server": 30_000}
-# Longer inputs say the same again, and take a time for each frame or event. It is beyond
-# the smaller limits of `targets`.
+# Beyond the smaller limits of `targets`; longer inputs say the same again.
 MOST_BYTES: Final = {"wire": 200, "link": 250, "presence": 128, "server": 200}
-# An input takes milliseconds and the process 60 MiB. More is a finding: what one sends
-# has to take a bounded time and memory.
+# An input takes milliseconds and the process 60 MiB. More is a finding.
 MOST_S: Final = 10
 MOST_MIB: Final = 192
 

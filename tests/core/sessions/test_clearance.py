@@ -142,13 +142,6 @@ def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
     assert gateway.clearance(152.0, hold=HOLD_S) == (NEVER, 152.0, NEVER, None)
 
 
-def test_a_gateway_is_mute_once_its_ping_is_overdue(pinging: GatewayState) -> None:
-    for now, silence, why in ((105.0, 105.0, None), (105.25, NEVER, MUTE)):
-        pinging.empty_at = now
-        cleared = pinging.clearance(now, hold=HOLD_S)
-        assert cleared == Clearance(silence=silence, lost=now - HOLD_S, why=why)
-
-
 def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then(
     pinging: GatewayState,
 ) -> None:
