@@ -1,7 +1,6 @@
 """Runs the targets under libFuzzer, which says how far it got and what it found.
 
-Each begins with its committed corpus, `corpus/<target>`, and with the vectors. An input at
-which a target fails is left in a file that is named, and the run ends with exit code 1.
+Each begins with its committed corpus, `corpus/<target>`. An input at which a target fails is left in a file that is named, and the run ends with exit code 1.
 """
 
 import argparse
@@ -14,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
 from tests.helpers.tree import ROOT
 
@@ -71,11 +69,9 @@ def fuzz(target: str, runs: int, *, seed: int, is_kept: bool) -> bool:
     committed = CORPUS / target
     FINDINGS.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
-        found, begun, kept = (Path(folder, it) for it in ("found", "seeds", "kept"))
-        for place in (found, begun, kept):
+        found, kept = Path(folder, "found"), Path(folder, "kept")
+        for place in (found, kept):
             place.mkdir()
-        for number, data in enumerate(seeds(target)):
-            (begun / str(number)).write_bytes(data)
         is_clean = _drive(
             target,
             f"-runs={runs}",
@@ -86,11 +82,10 @@ def fuzz(target: str, runs: int, *, seed: int, is_kept: bool) -> bool:
             f"-artifact_prefix={FINDINGS / target}-",
             "-print_final_stats=1",
             "-verbosity=0",
-            *map(str, (found, committed, begun)),
+            *map(str, (found, committed)),
         )
         if is_clean and is_kept:
-            places = map(str, (kept, committed, found, begun))
-            assert _drive(target, "-merge=1", *places)
+            assert _drive(target, "-merge=1", *map(str, (kept, committed, found)))
             shutil.rmtree(committed)
             shutil.copytree(kept, committed)
     return is_clean

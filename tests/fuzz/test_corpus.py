@@ -3,7 +3,6 @@
 import pytest
 
 from tests.fuzz.runner import CORPUS
-from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
 from tests.helpers.tree import ROOT, needs_a_clone
 
@@ -19,11 +18,3 @@ def test_no_target_finds_a_fault_in_any_input_of_its_corpus(target: str) -> None
         except Exception as fault:
             fault.add_note(f"the input is {path.relative_to(ROOT)}")
             raise
-
-
-@pytest.mark.parametrize("target", ["wire", "link"])
-def test_no_target_finds_a_fault_in_what_it_begins_with(target: str) -> None:
-    begun = [*seeds(target)]
-    assert len(begun) > 100
-    for data in begun:
-        TARGETS[target](data)

@@ -69,7 +69,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("files", "only"),
     [
-        (("differential", "corpus"), "not reference and not begins and not by_hand"),
+        (("differential", "corpus"), "not reference and not by_hand"),
         pytest.param(
             ("wheel", "framing", "record_batch", "restart"),
             "not reference",
