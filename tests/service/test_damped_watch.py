@@ -12,11 +12,8 @@ from trio.testing import MockClock
 
 import liveness
 from liveness.client import damped_records
-from liveness.client.dialer import SidecarLink
-from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
 from liveness.core.records import MOVED, OFFLINE, ONLINE
-from liveness.core.wire.framing import Frame
 from tests.service.rig import Caller, Rig, VirtualWallClock, running
 
 SETTLE_S = 5.0
@@ -82,37 +79,6 @@ async def test_an_offline_comes_when_its_user_was_away_for_long_enough(
         assert SETTLE_S <= took < SETTLE_S + 2 * damped_records.QUIET_S
         await nothing_of(watch, 20)
         assert (watch.damping.left_out, watch.damping.hurried) == (2, 0)
-
-
-async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) -> None:
-    gateway = await rig.gateway("g", kinds=[])
-    await gateway.apply(["login", "ada", {"conn": 7}])
-    other = await rig.gateway("h", kinds=[])
-    async with reading(rig, kinds=["moved"]) as watch:
-        await does(gateway, "logout", "ada")
-        await does(other, "login", "ada")
-        with trio.fail_after(60):
-            record = await anext(watch)
-        log = rig.log()
-        assert record == {
-            **log[2].as_map(),
-            "kind": MOVED,
-            "from": "g",
-            "from_session": 1,
-            "from_conn": 7,
-        }
-
-
-async def test_offlines_settle_while_timers_fire_all_the_time(rig: Rig) -> None:
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    await does(gateway, "logout", "ada")
-    async with reading(rig, after=0, kinds=["offline", "timer"]) as watch:
-        for n in range(100):
-            await gateway.send(["after", f"k{n}", 0.1 * (n + 1)])
-        found: list[RecordMap] = []
-        while not found or found[-1]["kind"] != OFFLINE:
-            found.append(await anext(watch))
-        assert found[-1]["at"] + 5_000 <= found[-2]["at"] + 200
 
 
 @pytest.mark.parametrize("settle_s", [-1, 600.5, "5", True, float("nan"), None])
@@ -246,42 +212,3 @@ async def test_the_oldest_goes_early_if_too_many_wait(
         assert trio.current_time() - began < SETTLE_S
         assert watch.damping.hurried == 1
         assert "passed on early" in lines[-1]
-
-
-async def test_a_user_who_is_back_while_the_program_works_does_not_go_offline(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(damped_records, "SETTLED_AT_ONCE", 1)
-    gateway = await rig.gateway_of(["ada", "bob", "eve"], kinds=[])
-    async with reading(rig) as watch:
-        await does(gateway, "logout", "ada", "bob")
-        await trio.sleep(SETTLE_S - 1)
-        await does(gateway, "logout", "eve")
-        assert await next_of(watch, 1) == [(OFFLINE, "ada")]
-        await does(gateway, "login", "eve")
-        await trio.sleep(SETTLE_S * 2)  # the program's work on a record
-        assert await next_of(watch, 1) == [(OFFLINE, "bob")]
-        await nothing_of(watch, SETTLE_S * 2)
-        assert watch.damping.left_out == 2
-
-
-async def test_a_new_link_has_its_moment_to_say_who_is_back(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = await rig.gateway_of(["ada"], kinds=[])
-    next_frame = SidecarLink.next_frame
-
-    async def late(link: SidecarLink) -> Frame:
-        await trio.sleep(damped_records.QUIET_S / 2)
-        return await next_frame(link)
-
-    async with reading(rig) as watch:
-        await does(gateway, "logout", "ada")
-        await nothing_of(watch, 1)
-        await watch._link.drop()
-        await does(gateway, "login", "ada")
-        await trio.sleep(SETTLE_S * 2)
-        await watch.connected()
-        monkeypatch.setattr(SidecarLink, "next_frame", late)
-        await nothing_of(watch, SETTLE_S * 2)
-        assert watch.damping.left_out == 2

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -114,20 +113,6 @@ def test_a_long_text_is_shortened_in_the_middle() -> None:
     assert len(shortened(text)) == MAX_VALUE_CHARS + 1
 
 
-def test_auto_is_text_on_a_terminal_and_json_elsewhere(stream: TextIO) -> None:
-    reader, writer = os.openpty()
-    with os.fdopen(writer, "w") as terminal, os.fdopen(reader, "rb", 0) as screen:
-        configure("auto", "info", stream=terminal)
-        structlog.get_logger().info("link up")
-        drain()
-        shown = screen.read(4_096)
-    configure("auto", "info", stream=stream)
-    structlog.get_logger().info("link up")
-    assert b"link up" in shown
-    assert b"{" not in shown
-    assert json_lines(stream)[0]["event"] == "link up"
-
-
 def test_a_name_cannot_steer_the_terminal_or_begin_a_line(stream: TextIO) -> None:
     configure("text", "info", stream=stream)
     structlog.get_logger().info("link up", name="a\x1b[2J\nb")
@@ -211,33 +196,6 @@ def test_a_pipe_that_nobody_reads_loses_lines_and_holds_nobody_up(pipe: Pipe) ->
     assert not any("lines_lost" in line for line in kept)
     assert (again["event"], again["lines_lost"]) == ("room again", 5)
     assert "lines_lost" not in end
-
-
-def test_configured_anew_lines_go_to_the_new_stream_alone(
-    pipe: Pipe, stream: TextIO
-) -> None:
-    configure("json", "info", stream=pipe.stream)
-    structlog.get_logger().info("old")
-    configure("json", "info", stream=stream)
-    structlog.get_logger().info("new")
-    assert [line["event"] for line in pipe.lines("old")] == ["old"]
-    assert [line["event"] for line in json_lines(stream)] == ["new"]
-
-
-CHATTY = """
-import structlog
-from liveness.service.common.logs import configure
-configure("json", "info")
-for n in range(100):
-    structlog.get_logger().info("link up", n=n)
-"""
-
-
-def test_the_last_lines_are_out_at_exit(pipe: Pipe) -> None:
-    subprocess.run([sys.executable, "-c", CHATTY], stderr=pipe.stream, check=True)
-    os.write(pipe.stream.fileno(), b'{"event": "over"}\n')
-    *lines, _ = pipe.lines("over")
-    assert [line["n"] for line in lines] == list(range(100))
 
 
 UNCAUGHT = """

@@ -135,36 +135,3 @@ async def test_a_reader_gets_each_record_behind_the_last_that_both_logs_have(
     async with life(tmp_path, *"ghijk") as rig:
         assert rig.store.log != was
         assert await reader.seqs(rig) == [*range(expected, expected + 5)]
-
-
-async def test_clocks_of_a_stop_are_used_after_a_start_of_the_host(
-    tmp_path: Path, jumping: MockClock, said: list[Any]
-) -> None:
-    async with life(tmp_path, *"abc") as rig:
-        await rig.stop()
-    befall(tmp_path, "boot")
-    async with running(tmp_path) as rig:
-        assert len(rig.store.ancestors) == 1
-    restored = [line for line in said if line["event"] == "restored"]
-    assert [(line["users"], line["clocks"]) for line in restored] == [(3, 3)]
-
-
-async def test_a_reader_of_an_older_id_is_told_what_is_no_longer_kept(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    reader = OwnPosition()
-    async with life(tmp_path, *"abc") as rig:
-        assert await reader.seqs(rig) == [1, 2, 3]
-    befall(tmp_path, "boot")
-    async with life(tmp_path, "d") as rig:
-        for uid in "efg":
-            await rig.gateway_of(uid, uid, kinds=[])
-        rig.store.trimmer.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
-        rig.log_writer.first, _ = rig.store.bounds()
-    async with life(tmp_path, "h") as rig:
-        watcher = await rig.watcher(**reader.position)
-        records = [(await watcher.records())[0] for _ in range(2)]
-        assert [(it["kind"], it["seq"]) for it in records] == [
-            ("gap", 6),
-            ("online", 7),
-        ]

@@ -166,30 +166,6 @@ def test_each_count_is_shown_under_its_label() -> None:
     assert info.labels == {"version": "1.2.3", "wheel": "reference"}
 
 
-@pytest.mark.parametrize(
-    ("part", "without"), [("cluster", {"cluster": None}), ("outlet", {"outlets": []})]
-)
-def test_without_a_cluster_or_an_outlet_there_is_nothing_of_it(
-    part: str, without: dict[str, Any]
-) -> None:
-    names = {*scraped(Counts())} - {*scraped(Counts(), replace(NOW, **without))}
-    assert len(names) > 10
-    assert {name.rpartition(part)[0] for name in names} == {"liveness_"}
-
-
-def test_each_outlet_has_series_of_its_own() -> None:
-    bus = replace(OUTLET, outlet="kafka.bus", state="following", sent=5)
-    families = scraped(Counts(), replace(NOW, outlets=[OUTLET, bus]))
-    sent = by_label(families["liveness_outlet_records_sent"])
-    assert sent == {"webhooks.mail": 12, "kafka.bus": 5}
-    states = families["liveness_outlet_state"].samples
-    assert len(states) == 2 * len(OUTLET_STATES)
-    assert [one.labels for one in states if one.value] == [
-        {"outlet": "webhooks.mail", "state": "retrying"},
-        {"outlet": "kafka.bus", "state": "following"},
-    ]
-
-
 def test_every_number_of_an_outlet_is_shown_once() -> None:
     families = scraped(Counts())
     own = [
@@ -227,16 +203,6 @@ def test_a_gateway_called_other_is_counted_with_the_others() -> None:
     assert users["other"] == 11
 
 
-def test_what_cannot_be_added_up_is_shown_for_the_first_64_gateways_alone() -> None:
-    crowd = gateways(MOST_GATEWAYS + 1)
-    crowd[1] = replace(crowd[1], interval_s=12.5)
-    crowd[-1] = replace(crowd[-1], interval_s=20.0)
-    families = scraped(Counts(), replace(NOW, gateways=crowd))
-    timeouts = by_label(families["liveness_gateway_timeout_seconds"])
-    assert timeouts == {f"g{n}": 30.0 + n for n in range(MOST_GATEWAYS)}
-    assert by_label(families["liveness_gateway_interval_seconds"]) == {"g1": 12.5}
-
-
 # --- histograms ------------------------------------------------------------------------
 
 
@@ -246,21 +212,3 @@ def test_a_histogram_counts_at_or_below_each_bound_and_ends_with_all() -> None:
         histogram.observe(seconds)
     assert histogram.cumulative() == [("0.1", 2), ("1", 4), ("10", 5), ("+Inf", 7)]
     assert histogram.sum == pytest.approx(0.1 + 0.10001 + 1 + 9.5 + 10.5 + 1e9)
-
-
-def test_lateness_is_shown_by_stage_as_buckets_count_and_sum() -> None:
-    counts = Counts()
-    counts.lateness["decided"].observe(0.03)
-    counts.lateness["decided"].observe(0.3)
-    family = scraped(counts)["liveness_offline_lateness_seconds"]
-    decided = {
-        (sample.name.rsplit("_", 1)[1], sample.labels.get("le")): sample.value
-        for sample in family.samples
-        if sample.labels["stage"] == "decided"
-    }
-    assert (decided["bucket", "0.02"], decided["bucket", "0.035"]) == (0, 1)
-    assert decided["bucket", "+Inf"] == 2
-    assert decided["count", None] == 2
-    assert decided["sum", None] == pytest.approx(0.33)
-    stages = {sample.labels["stage"] for sample in family.samples}
-    assert stages == {"decided", "durable", "sent"}

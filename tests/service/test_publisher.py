@@ -11,9 +11,7 @@ from trio.testing import MockClock
 
 from liveness.config.cluster import ClusterSettings
 from liveness.service.outlets.cluster import publisher, session_changes
-from liveness.service.outlets.cluster.partition import Partition
 from liveness.service.outlets.cluster.publisher import LISTS_AT_ONCE, Publisher
-from liveness.service.outlets.cluster.session_changes import Call
 from tests.service.rig import Rig, running
 
 
@@ -160,51 +158,6 @@ async def test_after_an_error_of_its_own_all_partitions_are_published_again(
     await rig.until(lambda: cluster.now().state == "following")
     await rig.gateway_of("ada", "h")
     await rig.until(lambda: b"ada" in redis.changes)
-
-
-@pytest.mark.rig(partitions=1_000)
-async def test_many_partitions_begin_without_waking_each_other(
-    rig: Rig, cluster: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = 0
-    next_call = Partition.next_call
-
-    def count(part: Partition, now: float, wall_ms: int) -> Call | None:
-        nonlocal asked
-        asked += 1
-        return next_call(part, now, wall_ms)
-
-    monkeypatch.setattr(Partition, "next_call", count)
-    await rig.until(lambda: cluster.host.is_following)
-    assert asked < 50_000  # and not half a million
-
-
-@pytest.mark.rig(partitions=3 * LISTS_AT_ONCE)
-async def test_all_partitions_begin_at_once_and_list_in_turns(
-    rig: Rig, cluster: Publisher, redis: FakeRedis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call, listing, most = redis.call, set[int](), 0
-
-    async def assert_slowly(name: str, partition: int, args: Sequence[Any]) -> Any:
-        nonlocal most
-        if name == "assert" and args[9]:
-            listing.add(partition)
-            most = max(most, len(listing))
-            await trio.sleep(5.0)
-            listing.discard(partition)
-        return await call(name, partition, args)
-
-    monkeypatch.setattr(session_changes, "CALL_CHANGES", 1)  # lists have many pieces
-    monkeypatch.setattr(redis, "call", assert_slowly)
-    await rig.gateway_of([f"u{number}" for number in range(100)])
-    redis.begun = [b"reset", 0, 2, 1, 1, 1]
-    for part in cluster.host.partitions:
-        part.lose_records()
-    await rig.until(
-        lambda: cluster.now().partitions["asserting"] == len(cluster.host.partitions)
-    )
-    assert await rig.until(lambda: cluster.now().state == "following") > 30.0
-    assert most == LISTS_AT_ONCE
 
 
 async def test_another_lease_of_another_host_is_reported(

@@ -1,19 +1,20 @@
-"""Settings that are read anew, where what holds them does not answer."""
+"""Settings that are read anew: wrong ones, and where what holds them does not answer."""
 
 import os
 import signal
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.config.outlet_settings import WebhookSettings
+from liveness.config import sources
 from liveness.config.settings import Config, HttpSettings
 from liveness.service.app import wait_for_stop
 from liveness.service.http.bearer import read_token
@@ -24,6 +25,10 @@ from tests.service.http.reading import Event, reading
 from tests.service.rig import Rig, running
 
 READ = "settings read anew"
+WRONG: Final = (
+    "the settings are wrong, and nothing was changed; correct them, and reload again"
+)
+HOME: Final = {"XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/home/7"}
 # Of the real time: by then a test has failed, and no sooner on a busy machine.
 HANG_S = 20.0
 
@@ -55,19 +60,6 @@ async def test_the_sidecar_goes_on_while_settings_are_read(rig: Rig) -> None:
             mount.answers.set()
             await rig.until(lambda: logs)
         assert [line["event"] for line in logs] == [READ]
-
-
-async def test_outlets_wait_for_a_restart_by_the_names_of_their_sections(
-    rig: Rig,
-) -> None:
-    mail = WebhookSettings(url="https://a/?hunter2", secret_file=Path("/s"))
-    mount = Mount(replace(rig.sidecar.config, webhooks={"mail": mail}))
-    mount.answers.set()
-    with structlog.testing.capture_logs() as logs:
-        await reloader(rig, mount).reload()
-    (line,) = logs
-    assert (line["changed"], line["after_a_restart"]) == ([], ["webhooks.mail"])
-    assert "hunter2" not in str(line)
 
 
 async def test_a_reading_that_hangs_takes_one_thread(
@@ -158,3 +150,28 @@ async def test_a_stop_waits_for_no_reload() -> None:
             number = await wait_for_stop(coming, {signal.SIGTERM}, reload)
     assert number == signal.SIGTERM
     assert begun == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("slots = 1", "slots is 1 ("),
+        ('[access]\nadmin = "no-such-user"', "access.admin names the user"),
+        (" \n", "it is empty, "),
+    ],
+    ids=["setting", "user", "empty"],
+)
+async def test_wrong_settings_are_told_and_change_nothing(
+    rig: Rig, tmp_path: Path, said: list[Any], text: str, told: str
+) -> None:
+    file = tmp_path / "liveness.toml"
+    read = partial(sources.load, file=file, environ=HOME, unix_user=7, is_reload=True)
+    reloader = Reloader(rig.sidecar.config, read, rig.sidecar, group=os.getegid())
+    file.write_text('[access]\nwatchers = "own"')
+    await reloader.reload()
+    access = rig.registry.access
+    file.write_text(text)
+    await reloader.reload()
+    assert (said[-1]["event"], said[-1]["log_level"]) == (WRONG, "error")
+    assert told in said[-1]["error"]
+    assert rig.registry.access is access

@@ -13,16 +13,12 @@ import trio
 from trio.testing import MockClock
 
 from liveness import host_clock
-from liveness.core.timer_states import UNANSWERED
 from liveness.errors import StateError
 from liveness.service.common.clock import Clock, StateTime
 from liveness.service.storage.log_store import DATABASE, LogStore
-from liveness.service.storage.log_writer import CLOCK_LOOK_S
 from liveness.service.timers.state_writer import TRIM_EVERY_S
 from tests.service.http.doors import Doors
 from tests.service.rig import Caller, Rig, VirtualWallClock, running
-
-TIMERS: Final = "/v1/timers"
 
 WRONG_S: Final = 300  # by how much a clock is wrong, or for how long a host sleeps
 SECONDS: Final = 60  # in which a timer fires
@@ -77,72 +73,6 @@ async def test_a_wall_clock_that_is_set_while_no_sidecar_runs_moves_no_timer(
         asked = trio.current_time()
         await asks(await rig.gateway("g"), "k", SECONDS)
     host.clock.ahead_s += step_s
-    await trio.sleep(10)
-    async with host.sidecar() as rig:
-        at = await fires_at(await rig.gateway("g"), "k")
-    assert SECONDS <= at - asked <= SECONDS + SOON_S
-
-
-async def test_overdue_timers_fire_when_the_host_wakes_up(host: Host) -> None:
-    async with host.sidecar() as rig:
-        gateway = await rig.gateway("g")
-        await asks(gateway, "overdue", WRONG_S)
-        await asks(gateway, "later", WRONG_S + SECONDS)
-        host.clock.slept_s += WRONG_S
-        woke = trio.current_time()
-        assert await fires_at(gateway, "overdue") <= woke + SOON_S
-        assert SECONDS <= await fires_at(gateway, "later") - woke <= SECONDS + SOON_S
-
-
-async def test_an_attempt_gets_its_time_although_the_host_slept_meanwhile(
-    host: Host,
-) -> None:
-    async with host.sidecar() as rig:
-        gateway = await rig.gateway("g")
-        await asks(gateway, "k", 1)
-        began = await fires_at(gateway, "k")
-        host.clock.slept_s += WRONG_S
-        await trio.sleep(50)
-        results = rig.sidecar.scheduler.results
-        assert results[UNANSWERED] == 0
-        await rig.until(lambda: results[UNANSWERED])
-        assert trio.current_time() - began == pytest.approx(60, abs=SOON_S)
-
-
-@pytest.mark.parametrize("wrong_s", [WRONG_S, -WRONG_S], ids=["ahead", "behind"])
-async def test_times_of_timers_are_shown_by_the_wall_clock_of_today(
-    host: Host, wrong_s: int
-) -> None:
-    host.clock.ahead_s = wrong_s
-    async with host.sidecar() as rig:
-        doors, gateway = Doors(rig), await rig.gateway("g")
-        await asks(gateway, "k", SECONDS)
-        asked_ms = host.right_ms
-        host.clock.ahead_s = 0
-        host.clock.slept_s += 30
-        (timer,) = await doors.listed(TIMERS)
-        assert timer["due"] == pytest.approx(asked_ms + SECONDS * 1000, abs=50)
-        assert timer["created"] == pytest.approx(asked_ms, abs=50)
-        (record,) = await gateway.records(1)
-        assert record["due"] == pytest.approx(timer["due"], abs=5)
-    async with host.sidecar() as rig:
-        (after,) = await Doors(rig).listed(TIMERS)
-    assert (after["due"], after["created"]) == pytest.approx(
-        (timer["due"], timer["created"]), abs=5
-    )
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_after_a_boot_the_wall_clocks_say_how_much_time_has_passed(
-    host: Host, end: str
-) -> None:
-    async with host.sidecar(end=end) as rig:
-        gateway = await rig.gateway("g")
-        host.clock.ahead_s = -WRONG_S  # it is corrected, and that is stored at once
-        await trio.sleep(CLOCK_LOOK_S + 1)
-        asked = trio.current_time()
-        await asks(gateway, "k", SECONDS)
-    host.clock.start_host("second boot")
     await trio.sleep(10)
     async with host.sidecar() as rig:
         at = await fires_at(await rig.gateway("g"), "k")
@@ -220,12 +150,6 @@ async def test_within_a_boot_the_clock_of_a_state_runs_by_elapsed_time(
     assert state.seconds - began == pytest.approx(WRONG_S + 20)
 
 
-async def test_a_new_state_begins_at_the_wall_clock(jumping: MockClock) -> None:
-    await trio.sleep(10)  # since the boot
-    state = State()
-    assert state.clock.state_ms() == pytest.approx(state.clock.wall_ms(), abs=1)
-
-
 @pytest.mark.parametrize(
     ("boot", "boot_s"), [("a", 60.0), ("", 200.0)], ids=["clone", "unknown"]
 )
@@ -267,21 +191,6 @@ async def test_a_boot_with_a_clock_that_begins_anew_takes_no_time_from_the_next(
     assert state.seconds - began == pytest.approx(40, abs=0.1)
 
 
-async def test_a_clock_that_was_set_in_the_same_boot_counts_again(
-    state: State,
-) -> None:
-    state.clock.start_host("second boot")
-    state.clock.ahead_s = -TEN_DAYS_S
-    state.start()
-    state.clock.ahead_s = -WRONG_S  # by hand, and still behind
-    state.start()
-    began = state.seconds
-    state.clock.start_host("third boot")
-    await trio.sleep(10)
-    state.start()
-    assert state.seconds - began == pytest.approx(10, abs=0.1)
-
-
 def test_the_clock_of_a_state_runs_on_while_the_host_sleeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -311,52 +220,6 @@ def test_each_boot_has_a_name_of_its_own_on_any_kernel(
     assert len({*names}) == 5
 
 
-# --- sessions -------------------------------------------------------------------------
-
-USERS: Final = ["login", "keepalive", "login again"]  # by what their sessions began
-
-
-async def comes_online(gateway: Caller) -> None:
-    await gateway.apply(
-        ["login", "login", {"conn": 1}],
-        ["keepalive", "keepalive", {"conn": 1}],
-        ["login", "login again"],
-        ["login", "login again", {"conn": 1}],
-    )
-
-
-async def logs_in(gateway: Caller, conn: int, age_s: float) -> None:
-    """The same users connect to another gateway, and that is said late."""
-    await gateway.apply(["login", USERS, {"conn": [conn] * len(USERS), "age": age_s}])
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-@pytest.mark.parametrize("wrong", ["before", "after"])
-@pytest.mark.parametrize("ahead_s", [WRONG_S, -WRONG_S], ids=["ahead", "behind"])
-async def test_the_newer_connection_wins_although_the_wall_clock_was_set_over_a_restart(
-    host: Host, ahead_s: int, wrong: str, end: str
-) -> None:
-    async with host.sidecar():
-        pass
-    if wrong == "before":
-        host.clock.ahead_s = ahead_s
-    async with host.sidecar(end=end) as rig:
-        began = trio.current_time()
-        await comes_online(await rig.gateway("first"))
-        host.clock.ahead_s = ahead_s - host.clock.ahead_s
-        await trio.sleep(10)
-    await trio.sleep(10)
-    async with host.sidecar() as rig:
-        other = await rig.gateway("other")
-        age_s = trio.current_time() - began
-        await logs_in(other, 2, age_s + 5)
-        older = rig.presence.where(USERS)
-        await logs_in(other, 3, age_s - 5)
-        newer = rig.presence.where(USERS)
-    assert [(gateway, conn) for _, gateway, _, conn in older] == 3 * [("first", 1)]
-    assert [(gateway, conn) for _, gateway, _, conn in newer] == 3 * [("other", 3)]
-
-
 # --- retention ------------------------------------------------------------------------
 
 RETENTION_S: Final = 60.0
@@ -369,18 +232,6 @@ async def comes_and_goes(gateway: Caller, *users: str) -> None:
     for user in users:
         await gateway.send(["login", user], ["logout", user])
     await gateway.sync()
-
-
-async def reads_on(rig: Rig, name: str) -> list[str]:
-    """The kinds of what a watcher gets that was there before, up to a new online."""
-    link = await rig.watcher(name, ack=True)
-    await (await rig.gateway("another")).send(["login", "new"])
-    kinds = list[str]()
-    while True:
-        for record in await link.records():
-            if record.get("uid") == "new":
-                return kinds
-            kinds.append(record["kind"])
 
 
 async def test_records_are_deleted_by_age_after_the_wall_clock_was_ahead_for_a_moment(
@@ -411,32 +262,6 @@ async def test_a_name_is_kept_whose_link_ends_soon_after_a_sleep(host: Host) -> 
         assert rig.store.cursors()
         await trio.sleep(RETENTION_S)
         assert not rig.store.cursors()
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-@pytest.mark.parametrize("behind_s", [TEN_DAYS_S, -TEN_DAYS_S], ids=["behind", "ahead"])
-async def test_nothing_is_deleted_early_once_a_wrong_wall_clock_is_corrected(
-    host: Host, behind_s: int, end: str
-) -> None:
-    async with host.sidecar():
-        pass
-    host.clock.start_host("with a wrong clock")
-    host.clock.ahead_s = -behind_s
-    async with host.sidecar(end=end, retention_s=RETENTION_S) as rig:
-        reader = await rig.watcher("reader", ack=True)
-        gateway = await rig.gateway("g", kinds=["timer"])
-        await asks(gateway, "ended", 1)
-        await fires_at(gateway, "ended")
-        await gateway.send(["done", "ended"])
-        await comes_and_goes(gateway, "ada", "bob")
-        reader.close()
-        host.clock.ahead_s = 0
-        await trio.sleep(19)
-    async with host.sidecar(retention_s=RETENTION_S) as rig:
-        await trio.sleep(2 * TRIM_EVERY_S)
-        kinds = ["timer", "online", "offline", "online", "offline"]
-        assert await reads_on(rig, "reader") == kinds
-        assert len(await Doors(rig).listed(TIMERS)) == 1
 
 
 async def test_troubles_of_links_are_shown_for_an_hour_by_the_clock_of_today(

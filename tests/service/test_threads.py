@@ -36,16 +36,6 @@ async def test_work_that_gets_no_thread_waits_for_one(
     assert said[1]["suppressed"] == 59
 
 
-async def test_work_that_is_given_up_waits_no_more(autojump_clock: MockClock) -> None:
-    async def run_sync(_: Callable[[], Any], **__: object) -> Any:
-        raise RuntimeError(REFUSED)
-
-    RUN_SYNC.set(run_sync)
-    with trio.move_on_after(30):
-        await in_thread(list)
-    assert failure() is None
-
-
 async def test_an_error_of_the_work_itself_is_raised() -> None:
     def fails() -> None:
         raise RuntimeError("its own")
