@@ -1,7 +1,6 @@
 """A backup is a copy as of one moment; once opened it has a log of its own."""
 
 import io
-import json
 import sqlite3
 import subprocess
 import tarfile
@@ -165,39 +164,6 @@ def test_no_backup_has_a_cursor_or_an_attempt_beyond_its_log(
             (cursor,) = cursors.execute("select seq from cursors").fetchone()
     assert 10 <= reached <= newest
     assert 10 <= cursor <= newest
-
-
-def test_only_the_newest_earlier_logs_are_known(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_file, "MOST_ANCESTORS", 2)
-    logs = []
-    for name in "abc":
-        folder = restored(folder, tmp_path / name)
-        with opened(folder) as (store, _):
-            logs.append(store.log)
-    assert [*store.ancestors] == logs[:2]
-
-
-def test_a_table_restored_late_expects_no_record_of_the_other_log(
-    folder: Path, tmp_path: Path
-) -> None:
-    """The first start from a copied log may crash before it opens the table."""
-    there = restored(folder, tmp_path / "a")
-    with opened(folder) as (store, table):
-        fill(store, 2)
-        table.write([CreateTimer(pending(4, since=11), "p")])
-        table.write([Fire("g", "k4", 1, 12, 5)], seq=12)
-    LogStore(there).close()
-    for path in there.glob("timers.db*"):
-        path.unlink()
-    (folder / timer_store.DATABASE).rename(there / timer_store.DATABASE)
-    with opened(there) as (_, table):
-        assert (table.seq, table.newest) == (10, 10)
-        query = "select key, seq, since from timers order by id"
-        assert disk.rows(table.path, query) == [
-            ("k1", 8, 6), ("k2", 9, 6), ("k3", None, 6), ("k4", 0, 11),
-        ]  # fmt: skip
 
 
 def test_no_commit_of_an_older_state_comes_back(folder: Path, tmp_path: Path) -> None:
@@ -394,12 +360,6 @@ def test_outlets_that_were_lost_beside_their_wal_are_reported(state: Path) -> No
     assert "outlets.db   structure  damaged: it is missing, and" in text
 
 
-def test_the_state_of_a_sidecar_that_runs_is_read_beside_it(state: Path) -> None:
-    with closing(LogStore(state)) as store:
-        fill(store, 1)
-        assert ran(state) == (0, WHOLE.replace("(40)", "(41)"))
-
-
 def test_damaged_records_are_named(state: Path) -> None:
     damage_by(
         state, "update log set records = zeroblob(5) where last in (8, 16, 20, 40)"
@@ -456,16 +416,6 @@ def test_an_emptied_log_beside_its_timers_is_no_new_one(state: Path) -> None:
     assert (state / DATABASE).read_bytes() == b""
     (state / DATABASE).unlink()
     LogStore(state, made_later=TIMERS).close()
-
-
-def test_json_is_an_object_a_line(state: Path) -> None:
-    out = io.StringIO()
-    assert check_state(state, as_json=True, out=out) == 0
-    found = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [one["whole"] for one in found] == [True] * 3
-    assert found[1] == {
-        "file": "liveness.db", "part": "log", "whole": True, "told": "40"
-    }  # fmt: skip
 
 
 def test_a_state_that_is_locked_is_neither_whole_nor_damaged(state: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -304,70 +304,7 @@ def test_the_oldest_of_too_many_ended_timers_are_trimmed(table: TimerStore) -> N
     assert trim(table, most=0) == {"cancelled": 1, "replaced": 1}
 
 
-def test_many_ended_timers_go_in_small_steps(table: TimerStore) -> None:
-    fill(table, 4_500)
-    end(table, *(f"k{n}" for n in range(1, 4_501)), at=10)
-    first = table.trim(oldest_ms=ALL_MS, most=PLENTY)
-    assert 0 < first[CANCELLED] < 4_500
-    trim(table, oldest_ms=ALL_MS)
-    assert states(table) == {}
-
-
 # --- by which index ---------------------------------------------------------------------------
-
-
-@contextmanager
-def steps(db: sqlite3.Connection) -> Iterator[list[str]]:
-    """How SQLite goes about all that is asked of it meanwhile."""
-    asked, found = list[str](), list[str]()
-    db.set_trace_callback(asked.append)
-    yield found
-    db.set_trace_callback(None)
-    for query in asked:
-        if query.lstrip().startswith(("select", "insert", "update", "delete", "with")):
-            found += [row[-1] for row in db.execute(f"explain query plan {query}")]
-
-
-BY_KEY: Final = CancelTimer("g", "k7", None, PLENTY, 5)
-BY_EXT: Final = CancelTimer("g", None, "x", PLENTY, 5)
-
-
-@pytest.mark.parametrize(
-    ("change", "index"),
-    [
-        (lambda table: table.write([BY_KEY]), "timers_key"),
-        (lambda table: table.write([BY_EXT]), "timers_ext"),
-        (lambda table: table.trim(oldest_ms=ALL_MS, most=PLENTY), "timers_ended"),
-    ],
-    ids=["key", "ext", "too old"],
-)
-def test_timers_are_changed_through_an_index(
-    table: TimerStore, change: Callable[[TimerStore], object], index: str
-) -> None:
-    fill(table, 1_000, ext="x")
-    end(table, "k1", at=1)
-    with steps(table._db) as found:
-        assert change(table)
-    found = [step for step in found if " timers" in step]
-    assert any(f"INDEX {index} " in step for step in found), found
-    assert not any(step.startswith("SCAN timers") for step in found), found
-    by_id = [step for step in found if "INTEGER PRIMARY KEY" in step]
-    assert by_id or index == "timers_ended", "as they are changed"
-
-
-def test_due_and_coming_timers_are_found_through_an_index(table: TimerStore) -> None:
-    fill(table, 1_000)
-    with reading(table.path) as db:
-        with steps(db) as found:
-            timer_reader.read_due(db, [1])
-        assert [step.split(" USING ")[1] for step in found if " timers" in step] == [
-            "INTEGER PRIMARY KEY (rowid=?)"
-        ]
-        with steps(db) as found:
-            timer_reader.read_coming(db, LoadedWindow(3, 3, 500, 10))
-        (step,) = (step for step in found if " timers" in step)
-        assert "INDEX timers_next (next>? AND next<?)" in step
-        assert not any("TEMP B-TREE" in step for step in found), "nothing is sorted"
 
 
 # A byte that is no UTF-8, and a letter.
@@ -408,36 +345,6 @@ def test_orders_beside_one_about_a_damaged_timer_are_applied(table: TimerStore) 
     change(table, f"update timers set ext = {NO_TEXT} where id = 2")
     end(table, "k1", "k2", "k3", at=1)
     assert states(table) == {**states(table), "pending": 1, "cancelled": 2}
-
-
-@pytest.mark.parametrize("column", ["key", "payload"])
-def test_attempts_beside_a_damaged_one_are_found(
-    table: TimerStore, column: str
-) -> None:
-    fill(table, 3)
-    table.write([first_run(n, n, 8) for n in (1, 2, 3)])
-    change(table, f"update timers set {column} = {NO_TEXT} where id = 2")
-    with reading(table.path) as db:
-        found = timer_reader.attempts(
-            db, "g", after=0, until=3, due_until=ALL_MS, limit=9
-        )
-    assert [seq for _, seq in found] == [1, 2, 3]
-    assert [key for key, _ in found][::2] == ["k1", "k3"]
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_coming_timers_are_read_in_pages(table: TimerStore, limit: int) -> None:
-    due = (9, 7, 7, 3, 7, 9, 8, 7)
-    add(table, *(pending(n, due=at) for n, at in enumerate(due, 1)))
-    window, read = LoadedWindow(-1, 0, 8, limit), list[Coming]()
-    with reading(table.path) as db:
-        while page := timer_reader.read_coming(db, window):
-            assert len(page) <= limit
-            read += page
-            window = window._replace(next=page[-1].next, id=page[-1].id)
-    assert [(one.next, one.id) for one in read] == sorted(
-        (at, n) for n, at in enumerate(due, 1) if at <= 8
-    )
 
 
 # --- an ext of many -----------------------------------------------------------------------------
@@ -579,23 +486,6 @@ def test_all_pages_together_are_what_a_filter_gives(
         if wanted.items() <= timer.items()
     ]
     assert found == expected[::-1]
-
-
-@BOUNDED
-@given(drawn_rows, values["key"], st.none() | values["gateway"])
-def test_the_newest_timer_of_a_key_is_listed_for_each_gateway(
-    timers: list[Row], key: str, gateway: str | None
-) -> None:
-    with closing(memory_table(timers)) as db:
-        told = json.loads(
-            timer_reader.newest_of_key(db, key, gateway, limit=10, ahead_ms=0)
-        )
-    newest = {
-        timer["gateway"]: number
-        for number, timer in enumerate(timers, 1)
-        if timer["key"] == key and gateway in (None, timer["gateway"])
-    }
-    assert {timer["gateway"]: timer["created"] for timer in told} == newest
 
 
 def test_a_list_fails_at_a_damaged_timer_and_filters_list_the_others() -> None:

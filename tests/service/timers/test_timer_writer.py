@@ -2,11 +2,9 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import chain
 from typing import Final
 
 import pytest
-import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -20,12 +18,11 @@ from liveness.core.timer_states import (
     TimerCommand,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
-from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_store import LogStore
 from liveness.service.timers import timer_writer
 from liveness.service.timers.state_writer import TRIM_EVERY_S, StateWriter
 from liveness.service.timers.timer_store import TimerStore
 from liveness.service.timers.timer_writer import (
-    COMMIT_COMMANDS,
     FOLLOW_RECORDS,
     TimerWriter,
 )
@@ -52,12 +49,12 @@ class Rig:
     def __init__(self, store: LogStore) -> None:
         self.store = store
         self.settled: list[list[TimerCommand]] = []  # by transaction
-        self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
+        self.wrote_table = trio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Rig"]:
         with journal_of(
-            self.store, published=self._published, on_applied=self._on_applied
+            self.store, published=lambda _: None, on_applied=self._on_applied
         ) as self.log_writer:
             async with writing(self.log_writer):
                 yield self
@@ -69,10 +66,6 @@ class Rig:
     @property
     def table(self) -> TimerStore:
         return self.timers.table
-
-    def _published(self, _batch: Batch) -> None:
-        self.wrote_log.set()
-        self.wrote_log = trio.Event()
 
     def _on_applied(self, orders: list[TimerCommand], _: TimerTransaction) -> None:
         self.settled.append(orders)
@@ -88,9 +81,9 @@ class Rig:
         self.give(*orders)
         await self.log_writer.flushed()
 
-    async def runs(self, count: int, *, of: int | None = None) -> None:
+    async def runs(self, count: int) -> None:
         """Unanswered attempts of this many timers; timers and log are durable."""
-        self.give(*asked(1, of or count, ext="x"))
+        self.give(*asked(1, count, ext="x"))
         for number in range(1, count + 1):
             append(self.log_writer, run(number, number))
         await self.log_writer.flushed()
@@ -155,22 +148,6 @@ def cancel_ext(below: int, gateway: str = "g") -> TimerCommand:
 # --- commits ------------------------------------------------------------------------
 
 
-async def test_orders_are_committed_together_up_to_a_number(rig: Rig) -> None:
-    part = COMMIT_COMMANDS * 2 // 5
-    with disk.locked(rig.table.path):
-        rig.give(after(1))
-        await wait_all_tasks_blocked()
-        for n in range(4):
-            rig.give(*asked(2 + n * part, part))
-        rig.give(*asked(2 + 4 * part, COMMIT_COMMANDS + 1))
-        assert rig.log_writer.pending == 4 * part + COMMIT_COMMANDS + 2
-    await rig.log_writer.flushed()
-    rest = 4 * part + 1 - COMMIT_COMMANDS
-    assert rig.sizes == [1, COMMIT_COMMANDS, COMMIT_COMMANDS, rest]
-    assert (rig.timers.pending_by_gateway, rig.log_writer.pending) == ({}, 0)
-    assert rig.states() == {"pending": 4 * part + COMMIT_COMMANDS + 2}
-
-
 async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
     rig: Rig,
 ) -> None:
@@ -187,14 +164,6 @@ async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
     assert found == [("cancelled", 1)]
 
 
-async def test_a_run_precedes_an_order_given_when_it_is_published(rig: Rig) -> None:
-    await rig.write(after(1))
-    append(rig.log_writer, run(1, 1))
-    await rig.wrote_log.wait()
-    await rig.write(cancel(1))
-    assert [*chain(*rig.settled[1:])] == [fire(1, 1), cancel(1)]
-
-
 @pytest.mark.usefixtures("few")
 async def test_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> None:
     await rig.runs(8)
@@ -203,16 +172,6 @@ async def test_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> Non
     assert rig.states() == {"fired": 8}
     assert (rig.table.seq, rig.table.newest, rig.timers.fires) == (8, 8, 0)
     assert rig.log_writer.pending == 0
-
-
-@pytest.mark.usefixtures("few")
-async def test_orders_that_just_fill_a_transaction_leave_nothing_behind(
-    rig: Rig,
-) -> None:
-    await rig.write(*asked(1, 3))
-    await rig.write(*asked(4, 1))
-    assert rig.sizes == [3, 1]
-    assert rig.timers.oldest_ticket is None
 
 
 @pytest.mark.usefixtures("few")
@@ -238,31 +197,6 @@ async def test_gateways_have_equal_shares_of_a_transaction(
     assert shares == ["gggg", "high", "gggg", "ggg"]
     left = timers.oldest_ticket, timers.oldest_ticket_of("g"), timers.pending_by_gateway
     assert left == (None, None, {})
-
-
-# --- a bad disk ---------------------------------------------------------------------
-
-
-async def test_a_table_that_cannot_be_written_loses_nothing(rig: Rig) -> None:
-    log_writer = rig.log_writer
-    with structlog.testing.capture_logs() as logs:
-        with disk.full(rig.table._db):
-            rig.give(*asked(1, 500))
-            rig.give(*asked(501, 500))
-            await trio.sleep(65.5)
-            assert "full" in (log_writer.failure or "")
-            assert (log_writer.pending, rig.timers.oldest_ticket_of("g")) == (1_000, 1)
-            assert (sum(rig.sizes), rig.states()) == (0, {})
-        await trio.sleep(1.0)
-    assert log_writer.failure is None
-    assert (log_writer.pending, rig.timers.oldest_ticket_of("g")) == (0, None)
-    assert rig.states() == {"pending": 1_000}
-    assert [line["event"].partition(";")[0] for line in logs] == [
-        *["the timers' table cannot be written"] * 2,
-        "the timers' table is written again",
-    ]
-    path = str(rig.table.path)
-    assert {line.get("path", path) for line in logs} == {path}
 
 
 # --- retention, and how far the table has followed -------------------------------------
