@@ -113,16 +113,6 @@ def test_a_file_of_another_log_or_seq_is_removed_unused(
     assert not path.exists()
 
 
-@pytest.mark.parametrize("cut", [0, 1, 10, 100, 1_000])
-def test_a_file_cut_short_gives_fresh_timeouts(tmp_path: Path, cut: int) -> None:
-    path = write(tmp_path, list(range(500)))
-    path.write_bytes(path.read_bytes()[:cut])
-    with structlog.testing.capture_logs() as said:
-        assert take(tmp_path) == []
-    assert said[0]["event"].endswith("everyone gets a fresh timeout")
-    assert not path.exists()
-
-
 def test_a_file_with_a_wrong_bit_gives_fresh_timeouts(tmp_path: Path) -> None:
     path = write(tmp_path, [5, 7])
     whole = path.read_bytes()

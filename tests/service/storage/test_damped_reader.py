@@ -72,41 +72,6 @@ async def test_the_position_stays_before_what_was_not_taken_yet(log: Log) -> Non
     assert not damped.is_behind
 
 
-async def test_a_far_behind_reader_leaves_out_the_same_as_one_that_follows(
-    log: Log,
-) -> None:
-    counts = DampingCounts(100)
-    damped = reader(log, counts=counts)
-    publish(log, on(1), off(2, at_s=1), on(3, at_s=5), off(4, at_s=6))
-    # Two at a time: until all is read, the wall clock alone settles nothing.
-    taken = [r.seq for _ in range(3) for r in await take(damped, 1_000, limit=2)]
-    assert (taken, counts.left_out) == ([1, 4], 2)
-
-
-async def test_a_user_who_is_back_elsewhere_has_moved_for_readers_of_both_gateways(
-    log: Log,
-) -> None:
-    wanted = [ALL._replace(gateway=name) for name in ("g", "h", "other")]
-    readers = [reader(log, subscription) for subscription in wanted]
-    publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
-    taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
-    assert taken == [["moved"], ["moved"], []]
-
-
-async def test_a_reader_of_some_gateways_without_moves_sees_users_leave_and_come(
-    log: Log,
-) -> None:
-    kinds = frozenset({"online", "offline"})
-    readers = [
-        reader(log, Subscription("g", kinds)),
-        reader(log, Subscription("h", kinds)),
-        reader(log, Subscription(None, kinds)),
-    ]
-    publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
-    taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
-    assert taken == [["offline"], ["online"], []]
-
-
 async def test_nothing_more_is_read_before_what_was_read_is_taken(log: Log) -> None:
     damped = reader(log, Subscription("g", ALL.kinds - {"moved"}))
     publish(log, off(1), on(2, gateway="h", at_s=1), on(3, "bob", at_s=2))
@@ -128,13 +93,6 @@ async def test_what_does_not_concern_the_reader_is_passed_in_bounded_steps(
         calls += 1
     assert calls > 9 / STEPS
     assert damped.position == 9
-
-
-async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
-    damped = reader(log, settle_s=0.0)
-    publish(log, off(1), on(2, at_s=1))
-    assert [r.seq for r in await take(damped, 0)] == [1, 2]
-    assert (damped.position, damped.waiting) == (2, 0)
 
 
 async def test_before_a_gap_all_that_waits_is_returned(log: Log) -> None:
@@ -177,20 +135,6 @@ async def test_no_offline_is_returned_while_what_was_decided_meanwhile_is_not_on
 
 
 @pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
-async def test_steps_of_the_wall_clock_settle_no_offline_earlier_or_later(
-    log: Log, clock: VirtualClock, step_s: float
-) -> None:
-    damped = reader(log)
-    publish(log, off(1), off(2, "bob"))
-    assert await take(damped, 0) == []
-    clock.set_wall(ahead_s=step_s)
-    publish(log, on(3, at_s=step_s + 9))
-    assert await take(damped, 9) == []
-    assert damped.next_in_s == 1
-    assert [r.seq for r in await take(damped, SETTLE_S)] == [2]
-
-
-@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
 async def test_an_offline_of_the_last_process_settles_in_time_if_the_clock_was_set_since(
     tmp_path: Path, clock: VirtualClock, step_s: float
 ) -> None:
@@ -228,3 +172,20 @@ async def test_what_was_decided_before_a_step_of_the_clock_and_a_restart_has_its
     with log_of([], tmp_path, keep=1_000, clock=clock) as log:
         decided = [log.log_writer.decided_ms(it) for it in records]
     assert decided == [10_000_000, 10_004_000]
+
+
+async def test_a_user_who_is_back_elsewhere_has_moved_for_readers_of_both_gateways(
+    log: Log,
+) -> None:
+    wanted = [ALL._replace(gateway=name) for name in ("g", "h", "other")]
+    readers = [reader(log, subscription) for subscription in wanted]
+    publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
+    taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
+    assert taken == [["moved"], ["moved"], []]
+
+
+async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
+    damped = reader(log, settle_s=0.0)
+    publish(log, off(1), on(2, at_s=1))
+    assert [r.seq for r in await take(damped, 0)] == [1, 2]
+    assert (damped.position, damped.waiting) == (2, 0)

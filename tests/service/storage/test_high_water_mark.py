@@ -60,10 +60,6 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def lines_of(said: list[Any]) -> list[str]:
-    return [line["event"] for line in said]
-
-
 # --- it goes on -----------------------------------------------------------------------
 
 
@@ -155,31 +151,7 @@ def test_after_a_start_of_the_host_a_log_has_another_id_and_all_records(
     assert [*host.runtime.iterdir()] == [mark_of(host.runtime, store.log)]
 
 
-def test_a_restored_backup_takes_one_id_and_leaves_the_mark_of_the_original(
-    host: Host,
-) -> None:
-    was = host.run(3)
-    copy = host.copied()
-    with closing(LogStore(copy)) as store:
-        store._db.execute("insert into meta values ('copied', 1)")
-    with host.start(copy) as store:
-        assert store.ancestors == {was: 3}
-        own = store.log
-    with host.start(copy) as store:
-        assert store.log == own
-    assert host.run() == was
-
-
 # --- the file -------------------------------------------------------------------------
-
-
-def test_the_mark_is_closed_to_others(host: Host) -> None:
-    before = os.umask(0)
-    try:
-        log = host.run(1)
-    finally:
-        os.umask(before)
-    assert mark_of(host.runtime, log).stat().st_mode & 0o777 == 0o600
 
 
 def link(mark: Path, precious: Path) -> None:

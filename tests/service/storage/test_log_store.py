@@ -2,15 +2,13 @@
 
 import io
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from liveness.core.cursors import CursorRow
 from liveness.core.records import (
@@ -29,11 +27,10 @@ from liveness.service.storage.log_store import (
     LogRows,
     LogStore,
 )
-from liveness.service.storage.log_trimmer import MARKS, TRIM_RECORDS
+from liveness.service.storage.log_trimmer import TRIM_RECORDS
 from liveness.service.storage.online_list import LIST_ROWS, write_frames
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
-from tests.helpers.strategies import BOUNDED, conns, uids
 from tests.helpers.wire import unpacked
 from tests.service.storage.journals import (
     fill,
@@ -72,27 +69,6 @@ def made(folders: pytest.TempPathFactory) -> Iterator[LogStore]:
 # --- writing -----------------------------------------------------------------------
 
 
-@BOUNDED
-@given(st.lists(st.tuples(uids, conns), min_size=1, max_size=20))
-def test_any_uid_and_conn_survive_the_disk_with_their_type(
-    tmp_path_factory: pytest.TempPathFactory, drawn: Sequence[tuple[Uid, int | None]]
-) -> None:
-    records = [
-        online(seq, uid)._replace(conn=conn) for seq, (uid, conn) in enumerate(drawn, 1)
-    ]
-    rows = [row(record.seq, record.uid, conn=record.conn) for record in records]
-    with made(tmp_path_factory) as store:
-        write(store, *records)
-        keep(store, *rows)
-        kept = [record for record in page(store) if isinstance(record, Record)]
-        found = list(store.online())
-    assert kept == records
-    assert found == rows
-    types = [type(uid) for uid, _ in drawn]
-    assert [type(record.uid) for record in kept] == types
-    assert [type(uid) for _, uid, *_ in found] == types
-
-
 def test_one_batch_forgets_sessions_keeps_others_and_changes_them(
     store: LogStore,
 ) -> None:
@@ -126,19 +102,6 @@ def test_a_batch_that_fails_leaves_nothing_of_itself(store: LogStore) -> None:
     assert list(store.online()) == []
     assert store.cursors() == {}
     fill(store, 1)  # the store can still be written
-
-
-def test_cursors_are_kept_by_role_and_name(store: LogStore) -> None:
-    cursors = {
-        ("gateway", "g"): CursorRow(1, 10, None),
-        ("watcher", "g"): CursorRow(2, 20, 3.5),
-        ("gateway", "G"): CursorRow(3, 30, None),
-    }
-    store.write(Batch(cursors=cursors))
-    assert store.cursors() == cursors
-    changed = {("gateway", "g"): CursorRow(9, 90, 1.0)}
-    store.write(Batch(cursors=changed))
-    assert store.cursors() == cursors | changed
 
 
 # --- pages -------------------------------------------------------------------------
@@ -214,13 +177,6 @@ def test_only_the_last_frame_of_a_list_has_the_seq(
     ]
 
 
-def test_a_gateway_is_listed_its_own_only(store: LogStore) -> None:
-    keep(store, row(1, 7), row(2, "7", gateway="h"), row(3, "a"))
-    ((_, rows, seq),) = listed(store, "g")
-    assert sorted(rows, key=str) == [["a", "g", 3, None], [7, "g", 1, None]]
-    assert seq == 0
-
-
 # --- retention ---------------------------------------------------------------------
 
 
@@ -248,20 +204,6 @@ def test_a_log_over_its_bound_and_its_file_shrink_in_steps(store: LogStore) -> N
     assert store.bounds() == (2 * TRIM_RECORDS + 1, 3 * TRIM_RECORDS + 1)
     assert store.log_bytes() <= most < before
     assert disk.rows(store.path, "pragma freelist_count") == [(0,)]
-
-
-@pytest.mark.parametrize("why", [{"oldest_ms": 2}, {"most_bytes": 1}])
-@pytest.mark.parametrize("size", [PAGE_RECORDS, PAGE_RECORDS - 1, PAGE_RECORDS // 7])
-def test_a_step_of_a_trim_takes_bounded_records(
-    store: LogStore, size: int, why: dict[str, int]
-) -> None:
-    pages = -(-TRIM_RECORDS // size)
-    fill(store, *[size] * (pages + 2), at=1)
-    assert trim(store, **why) is True
-    assert store.bounds()[0] == pages * size + 1
-    assert TRIM_RECORDS <= pages * size < TRIM_RECORDS + PAGE_RECORDS
-    assert trim(store, **why) is False
-    assert sizes(store) == [size]
 
 
 def test_nothing_above_the_permitted_seq_is_trimmed(store: LogStore) -> None:
@@ -308,13 +250,6 @@ def test_all_that_was_trimmed_before_is_lost_to_a_new_name(store: LogStore) -> N
     store.write(Batch(cursors={("watcher", "asks for 1"): None}))
     trim(store, oldest_ms=3)
     assert disk.rows(store.path, "select * from trimmed") == []
-
-
-def test_names_that_were_not_used_for_long_are_forgotten(store: LogStore) -> None:
-    cursors = {("gateway", f"g{used}"): CursorRow(0, used, None) for used in (49, 50)}
-    store.write(Batch(cursors=cursors))
-    trim(store, idle_ms=50)
-    assert list(store.cursors()) == [("gateway", "g50")]
 
 
 # --- opening -----------------------------------------------------------------------
@@ -366,23 +301,14 @@ def test_stamps_of_records_say_nothing_about_their_age(store: LogStore) -> None:
     assert [record.seq for record in page(store)] == [3]
 
 
-def test_marks_are_few_and_last_over_restarts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["ages", "steps"])
+def test_what_is_damaged_is_not_believed(tmp_path: Path, what: str) -> None:
     with closing(LogStore(tmp_path)) as store:
-        store.trimmer.begin(0)
-        write_at(store, *range(1, 301))
-        for seq in range(1, 301):
-            note(store, seq, seq * HOUR_MS // 250)
-        before = [store.trimmer.written_before(HOUR_MS * at // 10) for at in range(13)]
-        stored = store.trimmer.marks
-    assert len(stored) <= MARKS + 2
-    for at, seq in enumerate(before):
-        # Never too new, and known to a hundredth.
-        assert seq * HOUR_MS / 250 < HOUR_MS * at / 10 or seq == 0
-        if at > 2:
-            assert seq * HOUR_MS / 250 >= HOUR_MS * (at / 10 - 2 / MARKS)
-    with closing(LogStore(tmp_path)) as store:
-        store.trimmer.begin(9 * HOUR_MS)
-        assert store.trimmer.marks == stored
+        path = store.path
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("insert into meta values (?, '[[1]]')", [what])
+    with pytest.raises(StateError, match=what):
+        LogStore(tmp_path)
 
 
 def test_a_log_of_an_older_version_is_kept_for_one_more_retention(
@@ -394,13 +320,3 @@ def test_a_log_of_an_older_version_is_kept_for_one_more_retention(
     assert [record.seq for record in page(store)] == [1, 2, 3]
     trim(store, oldest_ms=1_001)
     assert [record.seq for record in page(store)] == [3]  # the newest page stays
-
-
-@pytest.mark.parametrize("what", ["ages", "steps"])
-def test_what_is_damaged_is_not_believed(tmp_path: Path, what: str) -> None:
-    with closing(LogStore(tmp_path)) as store:
-        path = store.path
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("insert into meta values (?, '[[1]]')", [what])
-    with pytest.raises(StateError, match=what):
-        LogStore(tmp_path)

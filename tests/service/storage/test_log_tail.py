@@ -169,14 +169,6 @@ async def test_records_in_memory_are_given_without_the_disk(folder: Path) -> Non
         assert seqs(await all_of(log.cursor())) == [1, 2, 3, 4, 5, 6]
 
 
-async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
-    with log_of(batches([3]), folder, keep=3) as log:
-        (first, *_), (again, *_) = [
-            await log.cursor().take(3, wall_ms=WALL_MS) for _ in range(2)
-        ]
-    assert first.encoded is again.encoded
-
-
 @pytest.mark.parametrize("keep", [0, 10_000], ids=["disk", "memory"])
 async def test_records_with_large_payloads_are_taken_in_bounded_parts(
     folder: Path, keep: int
@@ -219,16 +211,6 @@ def test_the_tail_is_bounded_and_lets_whole_commits_but_the_newest_go(
     oldest = next(after for after in range(100) if feed.reaches(after)) + 1
     assert oldest == 5
     assert len(list(feed.since(0, ALL))) == kept
-
-
-def test_payloads_of_timers_count_by_their_memory() -> None:
-    feed = LogTail(keep=100)
-    for seq, payload in enumerate(["", "p" * 4_096, "p" * 4_092 + "\N{BUG}"] * 9, 1):
-        timer = TimerRecord(seq, TIMER, "g", "k", payload, None, 0, 1, 0)
-        feed.publish(Batch(batch_of([timer])))
-    kept = seqs([entry.record for entry in feed.since(0, ALL)])
-    assert 3 <= len(kept) <= 9
-    assert kept == [*range(28 - len(kept), 28)]
 
 
 def test_a_commit_notifies_each_caller_that_asked_once() -> None:
@@ -277,12 +259,6 @@ async def test_past_the_retention_a_gap_comes_first_whatever_the_kinds(
         assert await all_of(log.cursor(wanted, position=6)) == rest
 
 
-async def test_records_in_memory_outlive_those_on_disk(folder: Path) -> None:
-    with log_of(batches([6, 4]), folder, keep=10) as log:
-        trim(log, below=7)
-        assert seqs(await all_of(log.cursor(position=2))) == [3, 4, 5, 6, 7, 8, 9, 10]
-
-
 async def test_a_trim_is_a_gap_only_to_cursors_it_concerned(folder: Path) -> None:
     rows = {("gateway", name): CursorRow(2, 1, None) for name in ("g", "idle")}
     with log_of([Batch(cursors=rows), *batches([6, 4])], folder, keep=1) as log:
@@ -292,3 +268,11 @@ async def test_a_trim_is_a_gap_only_to_cursors_it_concerned(folder: Path) -> Non
         gap, *rest = await all_of(log.cursor(of("g"), position=2))
     assert gap == Gap(3, 7, WALL_MS)
     assert len(rest) == 4
+
+
+async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
+    with log_of(batches([3]), folder, keep=3) as log:
+        (first, *_), (again, *_) = [
+            await log.cursor().take(3, wall_ms=WALL_MS) for _ in range(2)
+        ]
+    assert first.encoded is again.encoded

@@ -16,28 +16,24 @@ from liveness.errors import StateError
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
-from liveness.service.storage import log_store
-from liveness.service.storage.database import companions, pragma, reading
+from liveness.service.storage.database import companions, pragma
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import (
     COMMIT_EVERY_S,
     COMMIT_RECORDS,
     CURSOR_DELAY_S,
-    FULL_COMMIT,
 )
 from liveness.service.storage.writer import CHECKPOINT_EVERY_S, MOST_GROWTH_BYTES
 from liveness.service.timers.state_writer import TRIM_EVERY_S
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import (
-    VirtualClock,
     append,
     fill,
     forget,
     introduce,
     journal_of,
     move_cursor,
-    offline,
     online,
     trimming,
     writing,
@@ -45,7 +41,6 @@ from tests.service.storage.journals import (
 
 KEY = ("gateway", "g")
 LONG_AGO_MS = 1_000
-RETENTION_S = 60  # of `trimming`
 
 
 class Rig:
@@ -145,26 +140,6 @@ async def test_changes_that_keep_coming_are_gathered(rig: Rig) -> None:
     assert moments == pytest.approx([0, 1, 2, 3.5])
 
 
-@pytest.mark.parametrize(
-    ("count", "is_awaited"), [(1, True), (FULL_COMMIT, False)], ids=["awaited", "many"]
-)
-async def test_what_is_awaited_or_fills_a_page_is_not_gathered(
-    rig: Rig, count: int, is_awaited: bool
-) -> None:
-    began, soon = trio.current_time(), COMMIT_EVERY_S / 10
-    append(rig.log_writer, changes(1))
-    await trio.sleep(soon)
-    append(rig.log_writer, changes(2, count))
-    if is_awaited:
-        rig.log_writer.hurry()
-    await trio.sleep(soon)
-    append(rig.log_writer, changes(2 + count))
-    await trio.sleep(2 * COMMIT_EVERY_S)
-    assert rig.sizes == [1, count, 1]
-    moments = [at - began for at in rig.at]
-    assert moments == pytest.approx([0, soon, soon + COMMIT_EVERY_S])
-
-
 async def test_a_commit_that_is_not_queued_yet_is_not_durable(rig: Rig) -> None:
     decided = rig.log_writer._decided
     decided.changes = changes(1)
@@ -187,18 +162,6 @@ async def test_a_commit_takes_only_so_many_records_or_one_decision(rig: Rig) -> 
         append(rig.log_writer, changes(2 + 5 * part, COMMIT_RECORDS + 1))
     await rig.log_writer.flushed()
     assert rig.sizes == [1, 2 * part, 2 * part, part, COMMIT_RECORDS + 1]
-
-
-async def test_the_last_decision_in_a_commit_about_a_session_is_kept(rig: Rig) -> None:
-    with disk.locked(rig.store.path):
-        append(rig.log_writer, changes(1))
-        await wait_all_tasks_blocked()
-        append(rig.log_writer, changes(2))
-        ends = [offline(3, 2), offline(4, 1)]
-        append(rig.log_writer, Changes(batch_of(ends)))
-        append(rig.log_writer, changes(5))
-    await rig.log_writer.flushed()
-    assert [uid for _, uid, *_ in rig.store.online()] == ["u5"]
 
 
 async def test_lateness_is_counted_once_a_record_is_on_disk(rig: Rig) -> None:
@@ -225,31 +188,6 @@ async def test_cursors_alone_wait_a_second_and_go_together(rig: Rig) -> None:
     await trio.sleep(CURSOR_DELAY_S)
     assert [at - began for at in rig.at] == [pytest.approx(CURSOR_DELAY_S)]
     assert rig.store.cursors()[KEY].seq == 3
-
-
-async def test_a_record_takes_waiting_cursors_along_at_once(rig: Rig) -> None:
-    rig.log_writer.cursors[KEY] = CursorRow(0, 0, None)
-    move_cursor(rig.log_writer, KEY, 1)
-    await trio.sleep(CURSOR_DELAY_S / 2)
-    began = trio.current_time()
-    await rig.write(1, 1)
-    assert rig.at == [began]
-    await trio.sleep(3 * CURSOR_DELAY_S)
-    assert len(rig.batches) == 1
-    assert rig.store.cursors()[KEY].seq == 1
-
-
-async def test_a_cursor_never_goes_back(rig: Rig) -> None:
-    log_writer = rig.log_writer
-    log_writer.cursors[KEY] = CursorRow(0, 0, None)
-    move_cursor(log_writer, KEY, 5)
-    move_cursor(log_writer, KEY, 4)
-    assert log_writer.cursors[KEY].seq == 5
-    introduce(log_writer, KEY, seq=3, timeout=2.5)
-    assert (log_writer.cursors[KEY].seq, log_writer.cursors[KEY].timeout) == (5, 2.5)
-    move_cursor(log_writer, KEY, 6)
-    await log_writer.flushed()
-    assert rig.store.cursors()[KEY]._replace(used_ms=0) == CursorRow(6, 0, 2.5)
 
 
 async def test_a_new_name_is_stored_at_once_and_stays_forgotten(rig: Rig) -> None:
@@ -368,24 +306,6 @@ async def test_no_name_is_forgotten_before_it_could_come_back(store: LogStore) -
         assert list(rig.log_writer.cursors) == list(store.cursors()) == [KEY]
 
 
-@pytest.mark.usefixtures("jumping")
-async def test_a_name_is_kept_as_long_as_its_last_record(store: LogStore) -> None:
-    async with Rig(store).running(VirtualClock()) as rig:
-        log_writer = rig.log_writer
-        for name in ("idle", "g"):
-            introduce(log_writer, ("gateway", name), seq=0, timeout=None)
-        await log_writer.flushed()
-        async with trimming(log_writer):
-            # Their links are closed, and their users' sessions end one by one.
-            for seq in (1, 2, 3):
-                await trio.sleep(RETENTION_S * 0.9)
-                append(log_writer, changes(seq, 1))
-            await trio.sleep(RETENTION_S * 0.99)
-            assert list(log_writer.cursors) == list(store.cursors()) == [KEY]
-            await trio.sleep(RETENTION_S)
-            assert log_writer.cursors == store.cursors() == {}
-
-
 async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None:
     log_writer = rig.log_writer
     for first in range(1, 20_000, COMMIT_RECORDS):
@@ -454,24 +374,6 @@ async def test_the_next_commit_uses_a_wal_again_that_was_written_back(
         assert rig.growth == 0
         await rig.write(MANY_BYTES // 2)
         assert rig.wal_bytes == before
-
-
-async def test_commits_write_a_wal_above_its_bound_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_store, "WAL_BYTES", MANY_BYTES)
-    with closing(LogStore(tmp_path)) as store:
-        rig = WalRig(store)
-        await rig.write(4 * MANY_BYTES)
-        assert MANY_BYTES / 2 < rig.wal_bytes < 2 * MANY_BYTES
-        with reading(store.path) as db:  # keeps the WAL
-            db.execute("begin")
-            db.execute("select * from log").fetchone()
-            await rig.write(2 * MANY_BYTES)
-            assert rig.wal_bytes > 2 * MANY_BYTES
-        before = rig.wal_bytes
-        await rig.write(MANY_BYTES)
-        assert rig.wal_bytes < before + MANY_BYTES / 4
 
 
 @pytest.fixture

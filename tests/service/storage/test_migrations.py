@@ -1,9 +1,7 @@
 """An older file is migrated whole or left as it was; a newer one is left as it is."""
 
-import os
 import sqlite3
 from contextlib import closing
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -199,48 +197,7 @@ def inserts(count: int) -> list[str]:
     return [f"insert into meta values ('k{n}', randomblob(500))" for n in range(count)]
 
 
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        (byte,) = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-
-
-def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
-    with_commits(path, 20)
-    log, frame, count = frames_of(path)
-    whole = files(path.parent)
-    last = _HEADER_BYTES + (count - 1) * frame
-    # A crash left the last transaction in part, or its pages out of order.
-    for torn in (
-        partial(os.truncate, log, last + frame // 2),
-        partial(flip, log, last + _FRAME_BYTES + 9),
-    ):
-        for name, data in whole.items():
-            (path.parent / name).write_bytes(data)
-        torn()
-        opened(path)
-        keys = disk.rows(path, "select count(*) from meta where key like 'k%'")
-        assert keys == [(19,)]
-
-
 # --- interrupted starts -------------------------------------------------------------------
-
-
-def test_a_start_after_one_killed_as_it_made_the_file_succeeds(path: Path) -> None:
-    path.unlink()
-    crashed_with(
-        path,
-        "pragma cache_size = 1",
-        "begin immediate",
-        "create table half (made)",
-        *["insert into half values (hex(zeroblob(2000)))"] * 50,
-    )
-    assert path.with_name(f"{path.name}-journal").stat().st_size
-    opened(path)
-    assert ("half",) not in tables(path)
-    opened(path)
 
 
 def test_no_command_opens_an_empty_file_beside_a_wal(tmp_path: Path) -> None:

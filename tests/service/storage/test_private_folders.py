@@ -19,7 +19,6 @@ from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.online_list import write_frames
 from liveness.service.storage.private_folders import (
     LOCK,
-    check_own,
     identity,
     make_own_folder,
     open_own,
@@ -212,20 +211,6 @@ def test_a_link_made_after_the_check_is_not_followed(
         open_own(made / LOCK, os.O_RDWR | os.O_CREAT)
 
 
-def test_an_own_file_and_a_missing_file_are_accepted(made: Path) -> None:
-    check_own(made / "none")
-    with os.fdopen(open_own(made / "ours", os.O_WRONLY | os.O_CREAT), "w") as file:
-        file.write("ours")
-    assert stat.S_IMODE((made / "ours").stat().st_mode) == 0o600
-    check_own(made / "ours")
-
-
-def test_a_link_to_the_reserve_is_removed(made: Path, precious: Path) -> None:
-    (made / "reserve").symlink_to(precious)
-    LogStore(made).close()
-    assert not (made / "reserve").is_symlink()
-
-
 # --- which files are open -------------------------------------------------------------
 
 
@@ -256,3 +241,9 @@ def test_a_reader_does_not_make_a_missing_database(folder: Path) -> None:
         with pytest.raises(sqlite3.OperationalError):
             write_frames(store, None, bytes)
         assert not store.path.exists()
+
+
+def test_a_link_to_the_reserve_is_removed(made: Path, precious: Path) -> None:
+    (made / "reserve").symlink_to(precious)
+    LogStore(made).close()
+    assert not (made / "reserve").is_symlink()

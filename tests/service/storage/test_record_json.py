@@ -1,7 +1,6 @@
 """A record as JSON."""
 
 import json
-from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,14 +52,7 @@ def test_a_record_has_the_json_of_its_map(record: Record) -> None:
     assert json.loads(text) == json_ready(record.as_map())
 
 
-def test_timers_and_gaps_are_written_too() -> None:
-    timers = [
-        TimerRecord(1, "timer", "g", 'k"', payload, ext, 5, 1, 6)
-        for payload, ext in product((None, "Zoë\n", BREAKS), (None, "x"))
-    ]
-    for timer in timers:
-        text = record_json(timer)
-        assert text == slow(timer)
-        assert text.splitlines() == [text]
-    gap = Gap(1, 5, 6)
-    assert record_json(gap) == slow(gap)
+def test_a_timer_and_a_gap_are_written_too() -> None:
+    timer = TimerRecord(1, "timer", "g", 'k"', BREAKS, None, 5, 1, 6)
+    for record in (timer, Gap(1, 5, 6)):
+        assert record_json(record) == slow(record)
