@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 
 from liveness.config.outlet_settings import OutletSettings
-from liveness.core.records import Gap, Logged
+from liveness.core.records import Logged
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet_log import LogAccess, OutletLog
 from liveness.service.outlets.common.outlet_store import OutletStore
@@ -64,7 +64,3 @@ def outlet_rig(folder: Path, clock: VirtualClock | None = None) -> Iterator[Outl
 
 def seqs(entries: Sequence[TailEntry]) -> list[int]:
     return [entry.record.seq for entry in entries]
-
-
-def is_gap(entry: TailEntry) -> bool:
-    return isinstance(entry.record, Gap)

@@ -198,27 +198,6 @@ async def test_the_next_process_goes_on_where_the_last_one_was(
     assert threading.active_count() < before + 20
 
 
-async def test_brokers_that_go_away_and_come_back_lose_nothing(
-    running: Running,
-    cluster: KafkaCluster,
-    reader: TopicReader,
-) -> None:
-    async with running(client=SOON_BACK) as service:
-        service.log(200)
-        await service.until_delivered()
-        cluster.go_away()
-        service.log(3_000)
-        # First it may show only that nothing is acknowledged.
-        reason = "the brokers cannot be reached"
-        await service.until(lambda: reason in service.now.detail)
-        assert service.now.state == "retrying"
-        assert service.now.lag_records == 3_000
-        cluster.come_back()
-        await service.until_delivered()
-        assert (service.now.state, service.now.detail) == ("following", "")
-    check(reader, 3_200)
-
-
 async def test_brokers_that_refuse_the_password_are_named_and_it_is_not_shown(
     running: Running,
     tmp_path: Path,

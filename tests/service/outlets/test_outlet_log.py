@@ -2,20 +2,17 @@
 
 import shutil
 import sqlite3
-import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TimerRecord
-from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.common.outlet_log import (
-    COLLECT_S,
     CURSOR_S,
     READ_BYTES,
 )
@@ -23,13 +20,11 @@ from liveness.service.outlets.common.outlet_store import (
     position_in,
     put_cursor,
 )
-from liveness.service.storage import log_store
 from tests.helpers import disk
 from tests.service.outlets.outlet_rig import (
     NAME,
     TEN_DAYS,
     OutletRig,
-    is_gap,
     outlet_rig,
     seqs,
 )
@@ -123,29 +118,6 @@ async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> N
             assert trio.current_time() == at
 
 
-async def test_a_batch_does_not_wait_for_the_end_of_a_long_log(
-    rig: OutletRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few records concern the outlet, and each read of the log takes a while."""
-
-    class Slow(Turnstile):
-        async def wait(self) -> None:
-            await trio.sleep(COLLECT_S / 4)
-
-    monkeypatch.setattr(log_store, "SCAN_RECORDS", 1)
-    rig.publish(off(1))
-    for seq in range(2, 51):
-        rig.publish(on(seq))
-    rig.publish(off(51))
-    forget_tail(rig.log.feed, keep=1_000)
-    rig.access = rig.access._replace(turnstile=Slow())
-    async with rig.outlet_log(OutletSettings(begin="oldest", kinds="offline")) as log:
-        for linger_s in (0.0, 1.0):
-            log.restart_at(0, is_resumed=False)
-            batch = await log.take(10, linger_s=linger_s)
-            assert (seqs(batch.entries), batch.position) == ([1], 5)
-
-
 async def test_no_more_large_payloads_are_taken_than_fit(rig: OutletRig) -> None:
     timers = [
         TimerRecord(seq, "timer", "g", "k", "x" * (READ_BYTES // 3), None, 0, 1, 0)
@@ -155,20 +127,6 @@ async def test_no_more_large_payloads_are_taken_than_fit(rig: OutletRig) -> None
     async with rig.outlet_log(OutletSettings(begin="oldest", kinds="timer")) as log:
         taken = [seqs((await log.take(10)).entries) for _ in range(2)]
     assert taken == [[1, 2, 3], [4, 5, 6]]
-
-
-async def test_the_cursor_stays_behind_a_batch_that_waits_for_more(
-    rig: OutletRig,
-) -> None:
-    async with rig.outlet_log(OLDEST) as log, trio.open_nursery() as nursery:
-        nursery.start_soon(log.keep_cursor)
-        rig.publish(on(1))
-        with trio.move_on_after(3 * CURSOR_S):
-            await log.take(10, linger_s=10 * CURSOR_S)
-        assert (log.cursor, log.lag_records) == (0, 1)
-        nursery.cancel_scope.cancel()
-    async with rig.outlet_log(OLDEST) as log:
-        assert seqs((await log.take(10)).entries) == [1]
 
 
 async def test_an_offline_comes_when_it_has_settled(rig: OutletRig) -> None:
@@ -200,13 +158,6 @@ async def test_lag_counts_what_is_unread_and_what_is_on_its_way(rig: OutletRig) 
         assert (log.lag_records, log.lag_s) == (0, 0)
 
 
-async def test_lag_of_a_stopped_outlet_is_what_waits_in_the_log(rig: OutletRig) -> None:
-    rig.publish(on(1), on(2))
-    async with rig.outlet_log(OLDEST) as log:
-        log.close()
-        assert log.lag_records == 2
-
-
 @pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])
 async def test_lag_counts_from_a_decision_before_a_restart_with_another_wall_clock(
     tmp_path: Path, jumping: MockClock, wrong_s: float
@@ -236,24 +187,6 @@ async def test_lag_counts_from_a_decision_before_a_restart_with_another_wall_clo
 class Idle(Outlet):
     async def run(self) -> None:
         """Deliver nothing."""
-
-
-async def test_a_gap_is_as_old_as_its_reading_and_a_record_behind_it_is_older(
-    rig: OutletRig,
-) -> None:
-    rig.publish(on(1))
-    rig.clock.set_wall(ahead_s=-TEN_DAYS)
-    rig.publish(on(2, at_s=-TEN_DAYS), on(3, at_s=-TEN_DAYS))
-    forget_tail(rig.log.feed, keep=1_000)
-    rig.log.log_writer.store._db.execute("delete from log where last = 1")
-    await trio.sleep(60)
-    async with rig.outlet_log(OLDEST) as log:
-        for limit, lag_s in ((1, 5), (2, 70)):
-            log.restart_at(0, is_resumed=False)
-            batch = await log.take(limit)
-            assert is_gap(batch.entries[0])
-            await trio.sleep(5)
-            assert log.lag_s == lag_s
 
 
 LOG, OTHER = "a" * 16, "b" * 16
@@ -324,25 +257,6 @@ async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> No
         assert await rig.store.cursor(NAME) == (log.log, 0)
         await log.store_cursor()
         assert await rig.store.cursor(NAME) == (log.log, 1)
-
-
-async def test_a_change_that_runs_at_the_stop_is_kept(rig: OutletRig) -> None:
-    cursor, may_end = (LOG, 5), threading.Event()
-
-    def change(db: sqlite3.Connection) -> None:
-        put_cursor(db, NAME, cursor, 0)
-        may_end.wait()
-
-    await rig.store.open(keep=[NAME], unused_s=1)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(rig.store.run, change)
-        await wait_all_tasks_blocked()
-        nursery.start_soon(rig.store.close)
-        await wait_all_tasks_blocked()
-        may_end.set()
-    assert rig.store._db is None
-    await rig.store.open(keep=[NAME], unused_s=1)
-    assert await rig.store.cursor(NAME) == cursor
 
 
 async def test_a_log_that_cannot_be_read_is_read_later(rig: OutletRig) -> None:

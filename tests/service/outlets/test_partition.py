@@ -12,9 +12,7 @@ from liveness.cluster.format import field_of, partition_of, sessions_of
 from liveness.core.records import ONLINE, OnlineRow, Record, Uid
 from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.host_state import REAP_PAUSE_S, HostIdentity
-from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
-from liveness.service.outlets.cluster.partition_clock import PartitionClock
 from liveness.service.outlets.cluster.session_changes import (
     Call,
     Change,
@@ -28,19 +26,14 @@ LEASE_US = 30_000_000
 
 
 @pytest.fixture
-def lease_s() -> float:
-    return LEASE_S
-
-
-@pytest.fixture
-def identity(lease_s: float) -> HostIdentity:
+def identity() -> HostIdentity:
     return HostIdentity(
         name="a",
         log="log",
         nonce=1,
         epoch=WALL_MS,
         configuration="1 1 -",
-        lease_s=lease_s,
+        lease_s=LEASE_S,
         linger_s=0.02,
         keep_s=3_600,
         random=Random(1),
@@ -171,22 +164,6 @@ def test_changes_that_redis_refuses_are_tried_less_and_less_often_between_beats(
     assert part.queued == 1
 
 
-@pytest.mark.parametrize("lease_s", [3_600.0])
-def test_changes_follow_soon_after_an_outage_however_long_the_lease_is(
-    part: Partition,
-) -> None:
-    part.add(change(11), 1.0)
-    ends = 1_800.0
-    while (now := part.next_at()) < ends:
-        part.next_call(now, WALL_MS)
-        part.failed(now)
-    for at, call in calls(part, ends + 30.0):
-        part.answered(taken(), at)
-        if call.function == "apply":
-            return
-    pytest.fail("the change did not follow")
-
-
 def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
     part.lose_records()
     part.next_call(1.0, WALL_MS)
@@ -221,37 +198,6 @@ def test_an_answer_of_another_form_is_asked_for_again_less_and_less_often(
         assert part.answered_at == -math.inf
         asked, now = asked + 1, part.next_at()
     assert asked < 30
-
-
-def test_a_configuration_that_is_no_text_is_refused(identity: HostIdentity) -> None:
-    part = Partition(0, identity)
-    part.next_call(0.0, WALL_MS)
-    assert part.answered([b"config", b"\xff 2"], 0.0) == "config"
-    assert identity.why_refused == "\ufffd 2"
-
-
-def test_a_version_that_is_not_there_leads_to_a_list(part: Partition) -> None:
-    part.next_call(5.0, WALL_MS)
-    part.answered(LATER, 5.0)
-    assert next_of(part, 5.1).function == "beat"
-    assert part.answered([b"ok"], 5.1) == MALFORMED
-    assert part.mode is Mode.BEGINNING
-
-
-def test_lists_that_redis_refuses_are_made_less_and_less_often(
-    part: Partition, identity: HostIdentity
-) -> None:
-    part.lose_records()
-    now, lists = 1.0, 0
-    while now < 61.0 and lists < 30:
-        lists += 1
-        assert next_of(part, now).function == "begin"
-        part.answered(RESET, now)
-        part.give_list(list_of(change(3)))
-        assert next_of(part, now).function == "assert"
-        part.failed(now)  # out of memory
-        now = part.next_at()
-    assert lists < 30
 
 
 def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
@@ -317,18 +263,6 @@ def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -
     assert (len(starts), host.partitions[0].read_to) == (201, 100_000)
 
 
-def test_a_host_that_was_heard_since_is_watched_anew(identity: HostIdentity) -> None:
-    watch = HostWatch(0, identity, PartitionClock())
-    watch.begin(100.0)
-    watch.suspect(b"b", 1, 100, 0.0)
-    watch.suspect(b"c", 1, 100, 1.0)
-    watch.suspect(b"b", 1, 101, 3.0)
-    watch.suspect(b"c", 1, 100, 4.0)
-    assert watch.fence_at == 1.0 + LEASE_S
-    assert watch.next_call(watch.fence_at).args[2:] == [b"c", 1, 100]
-    assert watch.fence_at == 3.0 + LEASE_S
-
-
 @pytest.mark.parametrize("by_s", [LEASE_S / 2, -LEASE_S / 2, LEASE_S / 50])
 def test_who_is_watched_while_the_clock_of_redis_is_set_is_watched_for_a_lease_in_all(
     part: Partition, by_s: float
@@ -344,20 +278,6 @@ def test_who_is_watched_while_the_clock_of_redis_is_set_is_watched_for_a_lease_i
             ahead_s += by_s if looked_at else 0.0
             part.answered(beat_answer(now + ahead_s), now)
     assert now - looked_at[0] == LEASE_S
-
-
-def test_when_a_session_began_is_known_within_half_of_a_round_trip(
-    identity: HostIdentity,
-) -> None:
-    """All answers need 0.4 s: when in that time Redis gave them is not known."""
-    part = Partition(0, identity)
-    part.next_call(0.0, WALL_MS)
-    part.answered(keep(0, 0), 0.4)
-    part.add(change(11, WALL_MS - 5_000), 0.4)
-    _, call = next(calls(part, 1.0))
-    session = next(sessions_of(bytes(call.args[11])))  # type: ignore[arg-type]  # a value
-    assert call.args[8] == WALL_MS + 200
-    assert session.since == WALL_MS + 200 - 5_000
 
 
 def test_the_clock_of_a_partition_does_not_go_back_and_is_right_in_the_end(
@@ -437,19 +357,6 @@ def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
     assert all(beat in {0, 77} for _, beat in asked)
     assert (took == []) is is_away
     assert not took or LEASE_S <= took[0] <= LEASE_S * 4 / 3
-
-
-def test_another_lease_is_known_until_it_is_no_more(
-    part: Partition, identity: HostIdentity
-) -> None:
-    answers = [[b"ok", 0, [], 60_000_000], [b"later", LEASE_US], [b"later", 20_000_000]]
-    for answer, other_s in zip(answers, (60, 0, 20), strict=True):
-        now = part.next_at()
-        while next_of(part, now).function != "look":
-            part.answered(taken(), now)
-            now = part.next_at()
-        part.answered(answer, now)
-        assert identity.other_lease_s == other_s
 
 
 def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) -> None:

@@ -1,19 +1,37 @@
-"""Outlets do not affect each other: one may fail, and the others go on."""
+"""Outlets do not affect each other; and which records a later one has made untrue."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
+from trio.testing import MockClock
 
-from liveness.config.outlet_settings import KafkaSettings, WebhookSettings
-from liveness.config.settings import Config, SocketSettings, StateSettings
+from liveness.config.outlet_settings import (
+    KafkaSettings,
+    OutletSettings,
+    WebhookSettings,
+)
+from liveness.config.settings import (
+    Config,
+    PresenceSettings,
+    SocketSettings,
+    StateSettings,
+)
+from liveness.core.records import Record
 from liveness.errors import StartError
 from liveness.metrics.now import OutletNow
 from liveness.service.outlets.common.outlet import Outlet
-from liveness.service.outlets.supervisor import RESTART_S, Outlets, outlets_of
+from liveness.service.outlets.supervisor import (
+    RESTART_S,
+    Outlets,
+    is_superseded,
+    outlets_of,
+)
 from tests.service.outlets.outlet_rig import PLAIN, OutletRig
+from tests.service.rig import Caller, Rig, running
 
 
 class Scripted(Outlet):
@@ -109,3 +127,63 @@ async def test_each_section_of_the_settings_has_its_outlet(
     assert [outlet.name for outlet in outlets.webhooks] == ["webhooks.mail"]
     names = [outlet.name for outlet in outlets.with_cursors]
     assert names == ["webhooks.mail", "kafka.out"]
+
+
+# --- records that a later one has made untrue -------------------------------------------
+
+
+@pytest.fixture
+async def sidecar(tmp_path: Path, jumping: MockClock) -> AsyncIterator[Rig]:
+    settings = PresenceSettings(device_separator="/")
+    async with running(tmp_path, presence=settings) as rig:
+        yield rig
+
+
+async def done(rig: Rig, gateway: Caller, *events: list[Any]) -> None:
+    """Send events, each of which makes a record of each uid, and wait for the log."""
+    until = rig.log_writer.durable_seq + sum(
+        len(uids) if isinstance(uids, list) else 1 for _, uids in events
+    )
+    await gateway.send(*events)
+    await rig.until(lambda: rig.log_writer.durable_seq == until)
+
+
+def flags(rig: Rig, **settings: Any) -> list[bool]:
+    """Of each record of the log, for a reader with these settings."""
+    chosen = OutletSettings(**settings)
+    return [
+        is_superseded(rig.presence, rig.log_writer, record, chosen)
+        for record in rig.log()
+        if isinstance(record, Record)
+    ]
+
+
+async def test_what_a_later_record_takes_back_is_superseded(sidecar: Rig) -> None:
+    gateway = await sidecar.gateway_of("ada")
+    assert flags(sidecar) == [False]
+    await done(sidecar, gateway, ["logout", "ada"])
+    assert flags(sidecar) == [True, False]
+    await done(sidecar, gateway, ["login", "ada"])
+    assert flags(sidecar) == [False, True, False]
+
+
+async def test_what_the_reader_does_not_get_supersedes_nothing(sidecar: Rig) -> None:
+    first = await sidecar.gateway_of(["ada", "bob"], "g1")
+    second = await sidecar.gateway("g2")
+    await done(sidecar, second, ["login", "ada"])
+    await done(sidecar, first, ["logout", "bob"])
+    await done(sidecar, second, ["login", "bob"])
+    # Online, online, moved, offline, online.
+    assert flags(sidecar) == [True, True, False, True, False]
+    assert flags(sidecar, kinds="online,offline") == [False, False, False, True, False]
+
+
+async def test_with_users_only_any_device_keeps_its_user_online(sidecar: Rig) -> None:
+    gateway = await sidecar.gateway_of(["ada/a", "ada/b"])
+    await done(sidecar, gateway, ["logout", "ada/a"])
+    assert flags(sidecar)[0]
+    assert not flags(sidecar, users_only=True)[0]
+    await done(sidecar, gateway, ["logout", "ada/b"])
+    assert flags(sidecar, users_only=True) == [True, True, False, False]
+    await done(sidecar, gateway, ["login", "ada/a"])
+    assert flags(sidecar, users_only=True)[3]
