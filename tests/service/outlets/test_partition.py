@@ -12,7 +12,9 @@ from liveness.cluster.format import field_of, partition_of, sessions_of
 from liveness.core.records import ONLINE, OnlineRow, Record, Uid
 from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.host_state import REAP_PAUSE_S, HostIdentity
+from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
+from liveness.service.outlets.cluster.partition_clock import PartitionClock
 from liveness.service.outlets.cluster.session_changes import (
     Call,
     Change,
@@ -454,3 +456,15 @@ def test_records_that_the_log_has_lost_concern_partitions_that_need_them(
     host.lose_records(10, 30)
     following = [part.mode is Mode.FOLLOWING for part in host.partitions]
     assert following == [False, False, True, True]
+
+
+def test_a_host_that_was_heard_since_is_watched_anew(identity: HostIdentity) -> None:
+    watch = HostWatch(0, identity, PartitionClock())
+    watch.begin(100.0)
+    watch.suspect(b"b", 1, 100, 0.0)
+    watch.suspect(b"c", 1, 100, 1.0)
+    watch.suspect(b"b", 1, 101, 3.0)
+    watch.suspect(b"c", 1, 100, 4.0)
+    assert watch.fence_at == 1.0 + LEASE_S
+    assert watch.next_call(watch.fence_at).args[2:] == [b"c", 1, 100]
+    assert watch.fence_at == 3.0 + LEASE_S

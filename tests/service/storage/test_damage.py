@@ -20,7 +20,6 @@ from tests.service.storage.journals import (
     ALL,
     fill,
     keep,
-    lost,
     of,
     page,
     trim,
@@ -69,16 +68,6 @@ def test_a_damaged_page_is_a_gap(store: LogStore, blob: bytes, crc: str) -> None
     overwrite(store, f"records = ?, crc = {crc} where last = 10", blob)
     assert seqs_of(store) == [*range(1, 6), (6, 10), *range(11, 16)]
     assert store.damaged_records(store.bounds()[0]) == 5
-
-
-def test_a_page_with_any_bit_changed_is_damaged(store: LogStore) -> None:
-    fill(store, 2, 2, 2)
-    ((blob,),) = disk.rows(store.path, "select records from log where last = 4")
-    for at in range(len(blob)):
-        overwrite(store, "records = ? where last = 4", flipped(blob, at))
-        assert seqs_of(store) == [1, 2, (3, 4), 5, 6]
-    overwrite(store, "records = ?, newest = newest + 1 where last = 4", blob)
-    assert seqs_of(store) == [1, 2, (3, 4), 5, 6]
 
 
 def test_damage_is_a_gap_to_all_readers(store: LogStore) -> None:
@@ -142,23 +131,6 @@ def test_an_end_of_the_log_that_makes_no_sense_is_refused(store: LogStore) -> No
     overwrite(store, "last = 1099511627776")
     with refused(store, r"says that it has the records 1 to"):
         store.bounds()
-
-
-def test_a_trim_takes_a_damaged_page_with_the_next_whole_one(store: LogStore) -> None:
-    names = ("g", "idle")
-    cursors = {("gateway", name): CursorRow(2, 50, None) for name in names}
-    store.write(Batch(cursors=cursors))
-    for at in (1, 2, 3, 4):
-        fill(store, 5, at=at)
-    overwrite(store, "records = x'00' where last = 10")
-    trim(store, oldest_ms=2)
-    assert store.bounds()[0] == 6
-    trim(store, oldest_ms=3)
-    assert store.bounds()[0] == 6  # the age of a damaged page is unknown
-    trim(store, oldest_ms=4)
-    assert store.bounds()[0] == 16
-    assert {name: lost(store, name) for name in names} == {"g": 15, "idle": 10}
-    assert store.damaged_records(store.bounds()[0]) == 0
 
 
 def test_a_log_with_a_damaged_tree_is_trimmed_past_the_damage(tmp_path: Path) -> None:

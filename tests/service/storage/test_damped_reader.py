@@ -62,16 +62,6 @@ async def test_the_position_stays_before_an_offline_that_waits(log: Log) -> None
     assert (damped.position, damped.waiting) == (3, 0)
 
 
-async def test_the_position_stays_before_what_was_not_taken_yet(log: Log) -> None:
-    damped = reader(log)
-    publish(log, off(1, "u1"), off(2, "u2"), on(3, "u3", at_s=SETTLE_S))
-    taken = [[r.seq for r in await take(damped, 20, limit=1)] for _ in range(3)]
-    assert taken == [[], [], [1]]  # two offlines wait until the third record is read
-    assert (damped.position, damped.is_behind) == (1, True)
-    assert [r.seq for r in await take(damped, 20)] == [2, 3]
-    assert not damped.is_behind
-
-
 async def test_nothing_more_is_read_before_what_was_read_is_taken(log: Log) -> None:
     damped = reader(log, Subscription("g", ALL.kinds - {"moved"}))
     publish(log, off(1), on(2, gateway="h", at_s=1), on(3, "bob", at_s=2))

@@ -209,3 +209,18 @@ def test_a_mark_that_cannot_be_written_is_removed(host: Host, said: list[Any]) -
     assert len([it for it in said if "No space left" in it.get("error", "")]) == 1
     with host.start() as store:
         assert store.ancestors == {was: 3}
+
+
+def test_a_restored_backup_takes_one_id_and_leaves_the_mark_of_the_original(
+    host: Host,
+) -> None:
+    was = host.run(3)
+    copy = host.copied()
+    with closing(LogStore(copy)) as store:
+        store._db.execute("insert into meta values ('copied', 1)")
+    with host.start(copy) as store:
+        assert store.ancestors == {was: 3}
+        own = store.log
+    with host.start(copy) as store:
+        assert store.log == own
+    assert host.run() == was

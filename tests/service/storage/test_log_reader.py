@@ -227,21 +227,9 @@ def small_pages(folder: Path) -> None:
 
 
 def change(database: Path, sql: str) -> None:
-    """Changes pages of the log without SQLite's checks, as a bad disk does."""
-
-    def replace(old: str, new: str) -> None:
-        with closing(sqlite3.connect(database)) as db, db:
-            db.execute("pragma writable_schema = on")
-            query = (
-                "update sqlite_schema set sql = replace(sql, ?, ?) where name = 'log'"
-            )
-            db.execute(query, [old, new])
-
-    replace(") strict", ") ")
+    """Change pages of the log, as a bad disk does."""
     with closing(sqlite3.connect(database)) as db, db:
-        db.execute("pragma ignore_check_constraints = on")
         assert db.execute(sql).rowcount
-    replace(") ", ") strict")
 
 
 def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
@@ -262,15 +250,13 @@ def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
 @pytest.mark.parametrize(
     "damage",
     [
-        partial(change, sql="update log set first = 'text' where last = 600"),
         partial(
             change, sql="update log set records = zeroblob(9) where last in (300, 303)"
         ),
-        partial(change, sql="update log set last = 601 where last = 600"),
         partial(change, sql="delete from log where last = 600"),
         lambda path: tear_a_leaf(path, table="log", which=3),
     ],
-    ids=["type", "pages", "seq", "lost", "leaf"],
+    ids=["pages", "lost", "leaf"],
 )
 def test_records_around_damage_are_found_and_damage_is_named(
     tmp_path: Path, damage: Callable[[Path], None]

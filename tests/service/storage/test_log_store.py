@@ -12,22 +12,19 @@ import pytest
 
 from liveness.core.cursors import CursorRow
 from liveness.core.records import (
-    TIMER,
     Record,
-    TimerRecord,
     Uid,
 )
-from liveness.core.wire.frames import MAX_TEXT_BYTES
 from liveness.errors import StateError
 from liveness.service.common.clock import StateTime
-from liveness.service.storage.log_pages import PAGE_BYTES, PAGE_RECORDS
+from liveness.service.storage.log_pages import PAGE_RECORDS
 from liveness.service.storage.log_store import (
     SCAN_RECORDS,
     Batch,
     LogRows,
     LogStore,
 )
-from liveness.service.storage.log_trimmer import TRIM_RECORDS
+from liveness.service.storage.log_trimmer import MARKS, TRIM_RECORDS
 from liveness.service.storage.online_list import LIST_ROWS, write_frames
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
@@ -89,21 +86,6 @@ def test_no_seq_is_written_twice(store: LogStore, seqs: list[int]) -> None:
     assert [record.seq for record in page(store)] == [1, 2, 3]
 
 
-def test_a_batch_that_fails_leaves_nothing_of_itself(store: LogStore) -> None:
-    fill(store, 2)
-    again = Batch(
-        batch_of([online(2), online(3)]),
-        online={3: row(3)},
-        cursors={("gateway", "g"): CursorRow(1, 1, None)},
-    )
-    with pytest.raises(sqlite3.IntegrityError):
-        store.write(again)
-    assert store.bounds() == (1, 3)
-    assert list(store.online()) == []
-    assert store.cursors() == {}
-    fill(store, 1)  # the store can still be written
-
-
 # --- pages -------------------------------------------------------------------------
 
 
@@ -126,17 +108,6 @@ def test_a_commit_has_pages_of_its_own(store: LogStore) -> None:
     assert [record.seq for record in everything] == [*range(1, 3 * PAGE_RECORDS + 9)]
     assert everything == disk.log(store.path)
     assert store.bounds() == (1, 3 * PAGE_RECORDS + 9)
-
-
-def test_a_page_has_few_large_records(store: LogStore) -> None:
-    text = "t" * MAX_TEXT_BYTES
-    seqs = [*range(1, 101)]
-    write(store, *(TimerRecord(n, TIMER, "g", "k", text, None, 0, 1, 0) for n in seqs))
-    query = "select first, last, length(records) from log order by last"
-    pages = disk.rows(store.path, query)
-    assert [seq for first, last, _ in pages for seq in range(first, last + 1)] == seqs
-    assert max(size for *_, size in pages) <= PAGE_BYTES
-    assert len(pages) <= 4 * 100 * MAX_TEXT_BYTES / PAGE_BYTES
 
 
 def test_a_scan_that_finds_nothing_still_moves_its_reader_forward(
@@ -211,32 +182,6 @@ def test_nothing_above_the_permitted_seq_is_trimmed(store: LogStore) -> None:
     for until, first in ((999, 1), (1_000, 1_001), (2_500, 2_001)):
         trim(store, most_bytes=1, until=until)
         assert store.bounds() == (first, 4_001)
-
-
-def test_the_newest_trimmed_record_is_known_for_each_name(store: LogStore) -> None:
-    fill(store, 3, gateway="g")
-    # Several gateways share a page.
-    write(
-        store,
-        online(4, gateway="done"),
-        online(5, gateway="g"),
-        moved(6, gateway="h", origin="loser"),
-        online(7, gateway="other"),
-        TimerRecord(8, TIMER, "timers", "k", None, None, 1, 1, 1),
-    )
-    fill(store, 3, gateway="kept")
-    names = ("g", "done", "h", "loser", "timers", "kept", "idle")
-    cursors = {("gateway", name): CursorRow(2, 50, 7.5) for name in names}
-    cursors["watcher", "of nobody"] = CursorRow(2, 50, None)
-    store.write(Batch(cursors=cursors))
-    trim(store, oldest_ms=10**15, idle_ms=50)
-    assert store.bounds() == (9, 12)
-    newest = {"g": 5, "done": 4, "h": 6, "loser": 6, "timers": 8}
-    newest |= dict.fromkeys(("kept", "idle", "of nobody"), 0)
-    assert {name: lost(store, name) for name in newest} == newest
-    # Nothing is noted for a name without a cursor, or for readers of all records.
-    assert lost(store, "other") == lost(store, None) == 8
-    assert store.cursors() == cursors
 
 
 def test_all_that_was_trimmed_before_is_lost_to_a_new_name(store: LogStore) -> None:
@@ -320,3 +265,22 @@ def test_a_log_of_an_older_version_is_kept_for_one_more_retention(
     assert [record.seq for record in page(store)] == [1, 2, 3]
     trim(store, oldest_ms=1_001)
     assert [record.seq for record in page(store)] == [3]  # the newest page stays
+
+
+def test_marks_are_few_and_last_over_restarts(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        store.trimmer.begin(0)
+        write_at(store, *range(1, 301))
+        for seq in range(1, 301):
+            note(store, seq, seq * HOUR_MS // 250)
+        before = [store.trimmer.written_before(HOUR_MS * at // 10) for at in range(13)]
+        stored = store.trimmer.marks
+    assert len(stored) <= MARKS + 2
+    for at, seq in enumerate(before):
+        # Never too new, and known to a hundredth.
+        assert seq * HOUR_MS / 250 < HOUR_MS * at / 10 or seq == 0
+        if at > 2:
+            assert seq * HOUR_MS / 250 >= HOUR_MS * (at / 10 - 2 / MARKS)
+    with closing(LogStore(tmp_path)) as store:
+        store.trimmer.begin(9 * HOUR_MS)
+        assert store.trimmer.marks == stored

@@ -163,12 +163,6 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
             assert cursor.position >= len(everything)
 
 
-async def test_records_in_memory_are_given_without_the_disk(folder: Path) -> None:
-    with log_of(batches([3, 3]), folder, keep=6) as log:
-        log.log_writer.store.path.unlink()
-        assert seqs(await all_of(log.cursor())) == [1, 2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize("keep", [0, 10_000], ids=["disk", "memory"])
 async def test_records_with_large_payloads_are_taken_in_bounded_parts(
     folder: Path, keep: int

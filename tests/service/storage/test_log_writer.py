@@ -234,17 +234,6 @@ async def test_a_full_disk_is_reported_and_drops_nothing(rig: Rig) -> None:
     assert len(list(rig.store.online())) == 6_000
 
 
-async def test_a_retry_after_a_full_disk_moves_no_cursor_back(rig: Rig) -> None:
-    with disk.full(rig.store._db):
-        introduce(rig.log_writer, KEY, seq=1, timeout=None)
-        append(rig.log_writer, changes(1, 5_000))
-        await trio.sleep(3)
-        move_cursor(rig.log_writer, KEY, 2)
-    await rig.log_writer.flushed()
-    await trio.sleep(2 * CURSOR_DELAY_S)
-    assert rig.store.cursors()[KEY].seq == 2
-
-
 @pytest.mark.usefixtures("jumping")
 async def test_a_seq_given_twice_ends_the_writer(store: LogStore) -> None:
     store.write(Batch(records=changes(1).records))
@@ -257,18 +246,6 @@ async def test_a_seq_given_twice_ends_the_writer(store: LogStore) -> None:
 
 
 # --- retention ---------------------------------------------------------------------
-
-
-async def test_all_that_is_past_the_retention_is_trimmed(rig: Rig) -> None:
-    await rig.write(1, 9_000)
-    await rig.write(9_001, 2)
-    rig.store.trimmer.marks = [(9_000, LONG_AGO_MS)]
-    rig.log_writer.cursors[KEY] = CursorRow(0, LONG_AGO_MS, None)
-    async with trimming(rig.log_writer):
-        await trio.sleep(TRIM_EVERY_S / 2)
-        assert rig.log_writer.first == 9_001
-        assert rig.store.bounds() == (9_001, 9_003)
-        assert rig.log_writer.log_bytes == rig.store.log_bytes()
 
 
 async def test_a_failing_trim_is_logged_once_a_minute(rig: Rig) -> None:
