@@ -20,9 +20,27 @@ def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
         return db.execute(sql, values).fetchall()
 
 
+def change(database: Path, sql: str, *values: object) -> int:
+    """Change a file beside the product, as a bad disk might; how many rows changed."""
+    with closing(sqlite3.connect(database)) as db, db:
+        return db.execute(sql, values).rowcount
+
+
+def connection(store: Any) -> sqlite3.Connection:
+    """The connection over which the product has a file open."""
+    db: sqlite3.Connection = store._db
+    return db
+
+
+def unsynced(store: Any) -> None:
+    """Have it wait for no sync, for tests with many commits."""
+    connection(store).execute("pragma synchronous = off")
+
+
 @contextmanager
-def full(db: sqlite3.Connection) -> Iterator[None]:
+def full(store: Any) -> Iterator[None]:
     """SQLite itself finds no room for another page of the file that is open there."""
+    db = connection(store)
     (pages,) = db.execute("pragma page_count").fetchone()
     (most,) = db.execute("pragma max_page_count").fetchone()
     db.execute(f"pragma max_page_count = {pages}")

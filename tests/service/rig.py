@@ -181,11 +181,11 @@ class Rig:
 
     def disk_full(self) -> AbstractContextManager[None]:
         """SQLite itself finds no room for another page of the log."""
-        return disk.full(self.store._db)
+        return disk.full(self.store)
 
     def no_room_for_timers(self) -> AbstractContextManager[None]:
         """Nor for one of the timers' table."""
-        return disk.full(self.log_writer.timers.table._db)
+        return disk.full(self.log_writer.timers.table)
 
     def log(self) -> list[Record]:
         """The log as it is on disk, read over a connection of its own."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pytest
 import trio
@@ -19,7 +19,6 @@ from trio.testing import MockClock
 from tests.service.http.reading import reading
 from tests.service.rig import Caller, Rig, running
 
-NAME: Final = "reader"
 QUIET_S: Final = 1.0
 
 
@@ -31,13 +30,6 @@ async def until_quiet(take: Callable[[], Awaitable[list[int]]]) -> list[int]:
             found += await take()
         if waiting.cancelled_caught:
             return found
-
-
-class LogReader(Protocol):
-    """Reads for a while, goes, and comes back in the next life of the sidecar."""
-
-    async def seqs(self, rig: Rig) -> list[int]:
-        """What comes, until nothing comes for a while."""
 
 
 class OwnPosition:
@@ -53,18 +45,6 @@ class OwnPosition:
         return found
 
 
-class StoredCursor:
-    """A link whose position the sidecar stores."""
-
-    async def seqs(self, rig: Rig) -> list[int]:
-        watcher = await rig.watcher(NAME, ack=True)
-        if not watcher.welcome["known"]:
-            watcher = await rig.watcher(NAME, ack=True, after=0)
-        found = await until_quiet(partial(_seqs_of, watcher))
-        await watcher.send(["ack", found[-1]])
-        return found
-
-
 async def _seqs_of(watcher: Caller) -> list[int]:
     (records,) = await watcher.expect("notices")
     return [record["seq"] for record in records]
@@ -73,13 +53,11 @@ async def _seqs_of(watcher: Caller) -> list[int]:
 class Feed:
     """A stream over HTTP."""
 
-    def __init__(self, query: str = "") -> None:
-        self._query, self._last = query, ""
+    _last = ""
 
     async def seqs(self, rig: Rig) -> list[int]:
         headers = {"last-event-id": self._last} if self._last else {}
-        target = f"/v1/feed?after=0{self._query}"
-        async with reading(rig.door(), target, headers=headers) as stream:
+        async with reading(rig.door(), "/v1/feed?after=0", headers=headers) as stream:
             await stream.event()  # where it begins
 
             async def take() -> list[int]:
@@ -92,11 +70,9 @@ class Feed:
             return await until_quiet(take)
 
 
-READERS: Final[dict[str, Callable[[], LogReader]]] = {
+READERS: Final[dict[str, Callable[[], OwnPosition | Feed]]] = {
     "link": OwnPosition,
-    "stored cursor": StoredCursor,
     "feed": Feed,
-    "damped feed": partial(Feed, "&settle_s=5"),
 }
 
 

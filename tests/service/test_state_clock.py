@@ -79,21 +79,6 @@ async def test_a_wall_clock_that_is_set_while_no_sidecar_runs_moves_no_timer(
     assert SECONDS <= at - asked <= SECONDS + SOON_S
 
 
-async def test_timers_keep_their_clock_although_the_log_was_moved_away(
-    host: Host,
-) -> None:
-    host.clock.ahead_s = -WRONG_S
-    async with host.sidecar() as rig:
-        host.clock.ahead_s = 0
-        asked = trio.current_time()
-        await asks(await rig.gateway("g"), "k", SECONDS)
-    for path in (host.folder / "state").glob("liveness.db*"):
-        path.unlink()
-    async with host.sidecar() as rig:
-        at = await fires_at(await rig.gateway("g"), "k")
-    assert SECONDS <= at - asked <= SECONDS + SOON_S
-
-
 async def test_a_clock_that_is_damaged_on_disk_is_not_believed(host: Host) -> None:
     async with host.sidecar():
         pass
@@ -158,20 +143,6 @@ def test_without_a_later_moment_of_the_same_boot_the_wall_clocks_count(
 ) -> None:
     last = StateTime(50.0, boot, 100.0, 1_000_000, 0)
     assert last.passed_until(StateTime(0.0, boot, boot_s, 1_010_000, 0)) == 10.0
-
-
-async def test_a_wall_clock_that_is_behind_after_a_boot_takes_nothing_back(
-    state: State,
-) -> None:
-    began = state.seconds
-    state.clock.start_host("second boot")
-    state.clock.ahead_s = -WRONG_S
-    await trio.sleep(20)
-    state.start()
-    assert state.seconds == pytest.approx(began)
-    state.clock.ahead_s = 0
-    await trio.sleep(10)
-    assert state.seconds == pytest.approx(began + 10)
 
 
 async def test_a_boot_with_a_clock_that_begins_anew_takes_no_time_from_the_next(

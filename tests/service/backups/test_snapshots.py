@@ -64,11 +64,6 @@ def restored(folder: Path, to: Path) -> Path:
     return to
 
 
-def change(path: Path, sql: str) -> None:
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute(sql)
-
-
 @contextmanager
 def opened(folder: Path) -> Iterator[tuple[LogStore, TimerStore]]:
     with (
@@ -282,13 +277,13 @@ def test_no_backup_of_a_damaged_log_takes_the_place_of_a_whole_one(
 ) -> None:
     path = folder / log_file.DATABASE
     with closing(LogStore(folder)) as store:
-        store._db.execute("pragma synchronous = off")
+        disk.unsynced(store)
         fill(store, 1_989)
         fill(store, *[1] * 400)
         if damage is None:
-            store._db.execute("update log set records = zeroblob(9) where last = 10")
+            disk.change(path, "update log set records = zeroblob(9) where last = 10")
         else:
-            store._db.execute("delete from log where last <= 1010")
+            disk.change(path, "delete from log where last <= 1010")
     if damage is not None:
         damage(path)
     file = tmp_path / "b.tar"
@@ -337,11 +332,6 @@ def ran(state: Path) -> tuple[int, str]:
     return check_state(state, as_json=False, out=out), out.getvalue()
 
 
-def damage_by(state: Path, sql: str, database: str = DATABASE) -> None:
-    with closing(sqlite3.connect(state / database)) as db, db:
-        db.execute(sql)
-
-
 def test_a_whole_state_is_reported_and_left(state: Path) -> None:
     before = {path.name: path.read_bytes() for path in state.iterdir()}
     assert ran(state) == (0, WHOLE)
@@ -361,8 +351,9 @@ def test_outlets_that_were_lost_beside_their_wal_are_reported(state: Path) -> No
 
 
 def test_damaged_records_are_named(state: Path) -> None:
-    damage_by(
-        state, "update log set records = zeroblob(5) where last in (8, 16, 20, 40)"
+    disk.change(
+        state / DATABASE,
+        "update log set records = zeroblob(5) where last in (8, 16, 20, 40)",
     )
     line = (
         "log        damaged: records 5 to 8, 13 to 20, 37 to 40 (16 of 40); the others"

@@ -15,12 +15,10 @@ import trio.testing
 from liveness.config.outlet_settings import KafkaSettings
 from liveness.core.records import OFFLINE, ONLINE, TIMER, Record, TimerRecord
 from liveness.metrics.now import OutletNow
-from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet_log import LogBatch
 from liveness.service.outlets.kafka import kafka_outlet, kafka_producer
 from liveness.service.outlets.kafka.kafka_client import (
-    KafkaClients,
     Producer,
 )
 from liveness.service.outlets.kafka.kafka_outlet import KafkaOutlet
@@ -315,38 +313,6 @@ async def test_a_pass_of_the_event_loop_hands_over_few_records() -> None:
     await trio.lowlevel.checkpoint()
     piece = kafka_producer.PIECE
     assert given.passes == [piece, piece, 1_201 - 2 * piece]
-    await producer.close(kafka_cluster.SOON_S)
-
-
-async def test_a_pass_of_the_event_loop_takes_few_acknowledgements(
-    cluster: KafkaCluster, reader: TopicReader
-) -> None:
-    settings = KafkaSettings(brokers=cluster.brokers, topic=TOPIC)
-    clients = KafkaClients("out", settings, LogThrottle(60, clock=trio.current_time))
-    delivered = list[LogBatch]()
-    producer = KafkaProducer(
-        clients.make,
-        settings,
-        log="log",
-        turnstile=Turnstile(),
-        delivered=delivered.append,
-    )
-    parts = [range(1, 2_001), range(2_001, 2_101)]
-    batches = [
-        LogBatch([TailEntry(record(n)) for n in part], part[-1], 0) for part in parts
-    ]
-    for batch in batches:
-        await producer.send(batch)
-    await trio.to_thread.run_sync(reader.until_seqs, {*range(1, 2_101)})
-    passes = list[int]()
-    with trio.fail_after(kafka_cluster.SOON_S):
-        while producer.in_flight:
-            before = producer.served
-            producer.serve()
-            passes.append(producer.served - before)
-            await trio.lowlevel.checkpoint()
-    assert max(passes) == kafka_producer.PIECE
-    assert delivered == batches
     await producer.close(kafka_cluster.SOON_S)
 
 

@@ -282,7 +282,8 @@ async def test_records_that_were_deleted_before_they_were_read_are_counted(
     for seq in (1, 2, 3, 4):
         rig.publish(on(seq))
     forget_tail(rig.log.feed, keep=1_000)
-    rig.log.log_writer.store._db.execute("delete from log where last in (2, 3)")
+    path = rig.log.log_writer.store.path
+    disk.change(path, "delete from log where last in (2, 3)")
     async with rig.outlet_log(OLDEST) as log:
         kinds = [entry.record.kind for entry in (await log.take(3)).entries]
         assert (kinds, log.missed) == (["online", "gap", "online"], 2)

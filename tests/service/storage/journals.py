@@ -274,9 +274,7 @@ def log_of(
 ) -> Iterator[Log]:
     clock, feed = clock or Clock(), LogTail(keep=keep)
     with closing(LogStore(folder)) as store:
-        store._db.execute(
-            "pragma synchronous = off"
-        )  # one page a commit, without the wait for a sync
+        disk.unsynced(store)
         for batch in written:
             store.write(batch)
             feed.publish(batch)

@@ -29,7 +29,7 @@ from tests.service.storage.journals import (
 
 def overwrite(store: LogStore, sql: str, *values: object) -> None:
     """Change a page as a bad disk would, without its checksum."""
-    assert store._db.execute(f"update log set {sql}", values).rowcount == 1
+    assert disk.change(store.path, f"update log set {sql}", *values) == 1
 
 
 def flipped(blob: bytes, at: int) -> bytes:
@@ -115,13 +115,13 @@ def test_a_seq_behind_the_end_of_the_log_is_refused(
 ) -> None:
     fill(store, 3)
     store.write(Batch(cursors={("gateway", "g"): CursorRow(3, 1, 7.5, 9.0)}))
-    store._db.execute("insert into trimmed values ('g', 1)")
+    disk.change(store.path, "insert into trimmed values ('g', 1)")
     store.check()
-    store._db.execute(f"update {table} set seq = 900")
+    disk.change(store.path, f"update {table} set seq = 900")
     with refused(store, f"{table} has a seq behind the end of the log"):
         store.check()
-    store._db.execute(f"delete from {table}")
-    store._db.execute(PUT_META, [TRIMMED, 900])
+    disk.change(store.path, f"delete from {table}")
+    disk.change(store.path, PUT_META, TRIMMED, 900)
     with refused(store, "its meta has a seq behind the end of the log"):
         store.check()
 
@@ -159,7 +159,7 @@ def test_no_damage_to_the_file_loses_records_in_silence(
     random = Random(seed)
     sizes = [random.choice([1, 3, 40, 300]) for _ in range(20)]
     with closing(LogStore(tmp_path)) as store:
-        store._db.execute("pragma synchronous = off")
+        disk.unsynced(store)
         fill(store, *sizes)
         keep(store, *users(19))
         path = store.path

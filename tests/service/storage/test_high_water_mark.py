@@ -11,6 +11,7 @@ import pytest
 
 from liveness.service.storage.high_water_mark import mark_of
 from liveness.service.storage.log_store import DATABASE, LogStore
+from tests.helpers import disk
 from tests.helpers.needs import as_root
 from tests.service.storage.journals import fill
 from tests.service.storage.test_private_folders import OTHER
@@ -217,7 +218,7 @@ def test_a_restored_backup_takes_one_id_and_leaves_the_mark_of_the_original(
     was = host.run(3)
     copy = host.copied()
     with closing(LogStore(copy)) as store:
-        store._db.execute("insert into meta values ('copied', 1)")
+        disk.change(store.path, "insert into meta values ('copied', 1)")
     with host.start(copy) as store:
         assert store.ancestors == {was: 3}
         own = store.log

@@ -31,7 +31,7 @@ from liveness.service.storage.log_reader import (
 )
 from liveness.service.storage.log_schema import SCHEMA
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
-from tests.helpers.disk import tear_a_leaf
+from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
 from tests.service.storage import journals
 from tests.service.storage.journals import ALL, online
@@ -222,14 +222,8 @@ def test_a_search_ends_in_time_and_says_how_far_back_it_went(
 def small_pages(folder: Path) -> None:
     """Records in enough pages for the tree of the log to have inner pages."""
     with closing(LogStore(folder)) as store:
-        store._db.execute("pragma synchronous = off")
+        disk.unsynced(store)
         write(store, RECORDS[:1_200], iter([3] * 401))
-
-
-def change(database: Path, sql: str) -> None:
-    """Change pages of the log, as a bad disk does."""
-    with closing(sqlite3.connect(database)) as db, db:
-        assert db.execute(sql).rowcount
 
 
 def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
@@ -251,10 +245,11 @@ def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
     "damage",
     [
         partial(
-            change, sql="update log set records = zeroblob(9) where last in (300, 303)"
+            disk.change,
+            sql="update log set records = zeroblob(9) where last in (300, 303)",
         ),
-        partial(change, sql="delete from log where last = 600"),
-        lambda path: tear_a_leaf(path, table="log", which=3),
+        partial(disk.change, sql="delete from log where last = 600"),
+        lambda path: disk.tear_a_leaf(path, table="log", which=3),
     ],
     ids=["pages", "lost", "leaf"],
 )
@@ -285,7 +280,8 @@ def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
     book = LogReader(lambda: reading(store.path))
     found = book.records(RecordFilter())
     first = [next(found).seq for _ in range(150)]  # within the second chunk
-    (busy, *_) = store._db.execute("pragma wal_checkpoint(truncate)").fetchone()
+    with closing(sqlite3.connect(store.path)) as db:
+        (busy, *_) = db.execute("pragma wal_checkpoint(truncate)").fetchone()
     assert not busy
     # It goes on after the records trimmed meanwhile, and finds those written meanwhile.
     while store.trimmer.trim(oldest_ms=1_000 * EVERY_MS, most_bytes=2**40, idle_ms=0):
@@ -377,7 +373,7 @@ def test_a_log_of_another_version_is_reported_with_what_to_do(tmp_path: Path) ->
     for folder, schema in (("older", 1), ("newer", 99)):
         with closing(LogStore(tmp_path / folder)) as store:
             query = "update meta set value = ? where key = 'schema'"
-            store._db.execute(query, [schema])
+            disk.change(store.path, query, schema)
         why = f"has schema {schema}, this version reads {SCHEMA}; use the version"
         assert why in why_unread(tmp_path / folder)
 

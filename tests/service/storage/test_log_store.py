@@ -211,8 +211,9 @@ def test_only_a_log_from_before_users_had_one_name_says_so(tmp_path: Path) -> No
 
 
 def test_every_commit_is_synced(store: LogStore) -> None:
-    assert store._db.execute("pragma journal_mode").fetchone() == ("wal",)
-    assert store._db.execute("pragma synchronous").fetchone() == (2,)  # full
+    assert disk.connection(store).execute("pragma journal_mode").fetchone() == ("wal",)
+    ((level,),) = disk.connection(store).execute("pragma synchronous")
+    assert level == 2, "full"
 
 
 # --- ages go by marks, not by stamps --------------------------------------------------

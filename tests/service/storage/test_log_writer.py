@@ -16,7 +16,7 @@ from liveness.errors import StateError
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
-from liveness.service.storage.database import companions, pragma
+from liveness.service.storage.database import companions
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import (
     COMMIT_EVERY_S,
@@ -210,7 +210,7 @@ async def test_a_new_name_is_stored_at_once_and_stays_forgotten(rig: Rig) -> Non
 async def test_a_full_disk_is_reported_and_drops_nothing(rig: Rig) -> None:
     log_writer = rig.log_writer
     with structlog.testing.capture_logs() as logs:
-        with disk.full(rig.store._db):
+        with disk.full(rig.store):
             for first in (1, 2_001, 4_001):
                 append(log_writer, changes(first, 2_000))
             await trio.sleep(65.5)
@@ -252,9 +252,10 @@ async def test_a_failing_trim_is_logged_once_a_minute(rig: Rig) -> None:
     await rig.write(1, 9_000)
     await rig.write(9_001, 2)
     rig.store.trimmer.marks = [(9_000, LONG_AGO_MS)]
-    rig.store._db.execute(
+    disk.change(
+        rig.store.path,
         "create trigger log_stays before delete on log "
-        "begin select raise(abort, 'it stays'); end"
+        "begin select raise(abort, 'it stays'); end",
     )
     with structlog.testing.capture_logs() as logs:
         async with trimming(rig.log_writer):
@@ -288,7 +289,7 @@ async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None
     for first in range(1, 20_000, COMMIT_RECORDS):
         append(log_writer, changes(first, COMMIT_RECORDS, has_online=False))
     await log_writer.flushed()
-    with disk.full(rig.store._db):
+    with disk.full(rig.store):
         append(log_writer, changes(20_001, COMMIT_RECORDS, has_online=False))
         await trio.sleep(3)
         assert log_writer.failure is not None
@@ -322,9 +323,9 @@ class WalRig:
     @property
     def growth(self) -> int:
         """Bytes that the database has to grow by."""
-        pages = pragma(self.store._db, "page_count")
-        size = pages * pragma(self.store._db, "page_size")
-        return size - self.store.path.stat().st_size
+        ((pages,),) = disk.rows(self.store.path, "pragma page_count")
+        ((size,),) = disk.rows(self.store.path, "pragma page_size")
+        return int(pages * size) - self.store.path.stat().st_size
 
     async def write(self, size: int) -> None:
         """Write roughly this many bytes, in commits of 1,000 records."""

@@ -83,12 +83,6 @@ def done(key: str, attempt: int | None, at: int) -> CompleteTimer:
     return CompleteTimer("g", key, attempt, True, None, False, at)
 
 
-def change(table: TimerStore, sql: str) -> None:
-    """Change the file as a disk might."""
-    with closing(sqlite3.connect(table.path)) as db, db:
-        assert db.execute(sql).rowcount >= 1
-
-
 def end(table: TimerStore, *keys: str, at: int) -> None:
     table.write([CancelTimer("g", key, None, PLENTY, at) for key in keys])
 
@@ -304,8 +298,7 @@ def test_the_oldest_of_too_many_ended_timers_are_trimmed(table: TimerStore) -> N
     assert trim(table, most=0) == {"cancelled": 1, "replaced": 1}
 
 
-# --- by which index ---------------------------------------------------------------------------
-
+# --- a damaged timer ---------------------------------------------------------------------------
 
 # A byte that is no UTF-8, and a letter.
 NO_TEXT: Final = "cast(x'ff61' as text)"
@@ -314,7 +307,9 @@ NO_TEXT: Final = "cast(x'ff61' as text)"
 @pytest.mark.parametrize("column", ["gateway", "key", "ext", "payload"])
 def test_timers_beside_a_damaged_one_are_read(table: TimerStore, column: str) -> None:
     fill(table, 7)
-    change(table, f"update timers set {column} = {NO_TEXT} where id in (2, 7)")
+    disk.change(
+        table.path, f"update timers set {column} = {NO_TEXT} where id in (2, 7)"
+    )
     with reading(table.path) as db:
         coming = timer_reader.read_coming(db, LoadedWindow(0, 0, 10, 10))
         rows, unreadable = timer_reader.read_due(db, [it.id for it in coming])
@@ -335,14 +330,14 @@ def test_a_table_whose_meta_makes_no_sense_is_refused(tmp_path: Path, sql: str) 
     with closing(TimerStore(tmp_path, log="a log")) as table:
         fill(table, 1)
         table.write([first_run(1, 1, 9)])
-    change(table, sql)
+    disk.change(table.path, sql)
     with pytest.raises(StateError, match="make"):
         TimerStore(tmp_path, log="a log")
 
 
 def test_orders_beside_one_about_a_damaged_timer_are_applied(table: TimerStore) -> None:
     fill(table, 3)
-    change(table, f"update timers set ext = {NO_TEXT} where id = 2")
+    disk.change(table.path, f"update timers set ext = {NO_TEXT} where id = 2")
     end(table, "k1", "k2", "k3", at=1)
     assert states(table) == {**states(table), "pending": 1, "cancelled": 2}
 

@@ -224,7 +224,7 @@ async def test_the_log_is_not_trimmed_past_the_timers_table(rig: Rig) -> None:
         for n in range(1, 101)
     ]
     async with trimming(log_writer, most_bytes=0):
-        with disk.full(rig.table._db):
+        with disk.full(rig.table):
             rig.give(*long)
             for seq in range(101, 120):
                 append(log_writer, login(seq))
@@ -240,9 +240,10 @@ async def test_ended_timers_are_trimmed_though_the_log_cannot_be(rig: Rig) -> No
     rig.table.write(asked(1, many, ext="x"))
     while rig.table.write([cancel_ext(many)])[1]:
         pass
-    rig.store._db.execute(
+    disk.change(
+        rig.store.path,
         "create trigger log_stays before delete on log "
-        "begin select raise(abort, 'it stays'); end"
+        "begin select raise(abort, 'it stays'); end",
     )
     for seq in (1, 2):
         append(rig.log_writer, login(seq))
