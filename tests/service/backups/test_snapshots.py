@@ -260,14 +260,8 @@ def test_no_backup_is_made_without_timers_that_there_were(
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (
-            None,
-            r"records 1 to 10 \(10 of 2,399\); the others can be read",
-        ),
-        (
-            partial(disk.tear_a_leaf, table="log", which=3),
-            ".*records .*",
-        ),
+        (None, r"records 1 to 10 \(10 of 2,399\); the others can be read"),
+        (partial(disk.tear_a_leaf, table="log", which=3), ".*records .*"),
         (disk.misname_a_free_page, ".*"),
     ],
     ids=["page", "leaf", "free-page"],

@@ -18,9 +18,7 @@ from liveness.metrics.now import OutletNow
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.common.outlet_log import LogBatch
 from liveness.service.outlets.kafka import kafka_outlet, kafka_producer
-from liveness.service.outlets.kafka.kafka_client import (
-    Producer,
-)
+from liveness.service.outlets.kafka.kafka_client import Producer
 from liveness.service.outlets.kafka.kafka_outlet import KafkaOutlet
 from liveness.service.outlets.kafka.kafka_producer import KafkaProducer
 from liveness.service.outlets.supervisor import Outlets
@@ -197,9 +195,7 @@ async def test_the_next_process_goes_on_where_the_last_one_was(
 
 
 async def test_brokers_that_refuse_the_password_are_named_and_it_is_not_shown(
-    running: Running,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = tmp_path / "secret"
     secret.write_text("sesame")

@@ -12,22 +12,10 @@ from trio.testing import MockClock
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TimerRecord
 from liveness.service.outlets.common.outlet import Outlet
-from liveness.service.outlets.common.outlet_log import (
-    CURSOR_S,
-    READ_BYTES,
-)
-from liveness.service.outlets.common.outlet_store import (
-    position_in,
-    put_cursor,
-)
+from liveness.service.outlets.common.outlet_log import CURSOR_S, READ_BYTES
+from liveness.service.outlets.common.outlet_store import position_in, put_cursor
 from tests.helpers import disk
-from tests.service.outlets.outlet_rig import (
-    NAME,
-    TEN_DAYS,
-    OutletRig,
-    outlet_rig,
-    seqs,
-)
+from tests.service.outlets.outlet_rig import NAME, TEN_DAYS, OutletRig, outlet_rig, seqs
 from tests.service.storage.journals import VirtualClock, forget_tail, off, on
 
 OLDEST = OutletSettings(begin="oldest")

@@ -15,11 +15,7 @@ from liveness.service.outlets.cluster.host_state import REAP_PAUSE_S, HostIdenti
 from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.partition_clock import PartitionClock
-from liveness.service.outlets.cluster.session_changes import (
-    Call,
-    Change,
-    SessionList,
-)
+from liveness.service.outlets.cluster.session_changes import Call, Change, SessionList
 
 WALL_MS = 1_700_000_000_000
 REDIS_US = WALL_MS * 1000
@@ -468,3 +464,17 @@ def test_a_host_that_was_heard_since_is_watched_anew(identity: HostIdentity) -> 
     assert watch.fence_at == 1.0 + LEASE_S
     assert watch.next_call(watch.fence_at).args[2:] == [b"c", 1, 100]
     assert watch.fence_at == 3.0 + LEASE_S
+
+
+def test_when_a_session_began_is_known_within_half_of_a_round_trip(
+    identity: HostIdentity,
+) -> None:
+    """All answers need 0.4 s: when in that time Redis gave them is not known."""
+    part = Partition(0, identity)
+    part.next_call(0.0, WALL_MS)
+    part.answered(keep(0, 0), 0.4)
+    part.add(change(11, WALL_MS - 5_000), 0.4)
+    _, call = next(calls(part, 1.0))
+    session = next(sessions_of(bytes(call.args[11])))  # type: ignore[arg-type]  # a value
+    assert call.args[8] == WALL_MS + 200
+    assert session.since == WALL_MS + 200 - 5_000

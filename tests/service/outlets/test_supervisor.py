@@ -72,9 +72,7 @@ async def test_an_outlet_that_failed_says_why_and_others_go_on(rig: OutletRig) -
     assert seen == [("stopped", "no file; make one"), ("following", "")]
 
 
-async def test_an_error_of_its_own_is_shown_and_tried_again(
-    rig: OutletRig,
-) -> None:
+async def test_an_error_of_its_own_is_shown_and_tried_again(rig: OutletRig) -> None:
     odd = ExceptionGroup("of a nursery", [ValueError("odd")])
     bad = Scripted("webhooks.bad", rig, odd, None)
     outlets = Outlets([bad], rig.store, retention_s=60)

@@ -12,14 +12,7 @@ import trio
 from liveness.config.compiled import RecordBatch
 from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors, ReadPosition
-from liveness.core.records import (
-    KINDS,
-    Logged,
-    OnlineRow,
-    Record,
-    Subscription,
-    Uid,
-)
+from liveness.core.records import KINDS, Logged, OnlineRow, Record, Subscription, Uid
 from liveness.core.timer_states import TimerCommand, TimerState
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.metrics.counts import Counts
@@ -266,11 +259,7 @@ class Log:
 
 @contextmanager
 def log_of(
-    written: Sequence[Batch],
-    folder: Path,
-    *,
-    keep: int,
-    clock: Clock | None = None,
+    written: Sequence[Batch], folder: Path, *, keep: int, clock: Clock | None = None
 ) -> Iterator[Log]:
     clock, feed = clock or Clock(), LogTail(keep=keep)
     with closing(LogStore(folder)) as store:

@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from liveness.core.records import (
-    KINDS,
-    Logged,
-    LogPosition,
-    Record,
-    TimerRecord,
-    Uid,
-)
+from liveness.core.records import KINDS, Logged, LogPosition, Record, TimerRecord, Uid
 from liveness.errors import StateError
 from liveness.service.storage import log_reader
 from liveness.service.storage.database import reading, unchanged
@@ -158,12 +151,8 @@ def test_records_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
     ]
     journals.write(store, *records)
     with open_log(store.folder, separator="/") as book:
-        for uid, seqs in {
-            "ada": [1, 3, 4],
-            "7": [5, 6],
-            7: [5, 6],
-            "ada/a": [1],
-        }.items():
+        expected: dict[Uid, list[int]] = {"ada": [1, 3, 4], 7: [5, 6], "ada/a": [1]}
+        for uid, seqs in expected.items():
             of_user = RecordFilter(uid, separator="/")
             assert [record.seq for record in book.records(of_user)] == seqs
         newest = [record.seq for record in book.newest_of(7, limit=9).records]

@@ -11,19 +11,11 @@ from typing import Any
 import pytest
 
 from liveness.core.cursors import CursorRow
-from liveness.core.records import (
-    Record,
-    Uid,
-)
+from liveness.core.records import Record, Uid
 from liveness.errors import StateError
 from liveness.service.common.clock import StateTime
 from liveness.service.storage.log_pages import PAGE_RECORDS
-from liveness.service.storage.log_store import (
-    SCAN_RECORDS,
-    Batch,
-    LogRows,
-    LogStore,
-)
+from liveness.service.storage.log_store import SCAN_RECORDS, Batch, LogRows, LogStore
 from liveness.service.storage.log_trimmer import MARKS, TRIM_RECORDS
 from liveness.service.storage.online_list import LIST_ROWS, write_frames
 from tests.helpers import disk

@@ -13,11 +13,7 @@ from liveness.core.cursors import CursorRow
 from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
 from liveness.errors import StateError
 from liveness.service.backups import integrity
-from liveness.service.storage import (
-    database,
-    log_schema,
-    log_store,
-)
+from liveness.service.storage import database, log_schema, log_store
 from liveness.service.storage.log_reader import open_log
 from liveness.service.storage.log_store import LogStore
 from liveness.service.timers import timer_store

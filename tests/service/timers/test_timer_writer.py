@@ -22,10 +22,7 @@ from liveness.service.storage.log_store import LogStore
 from liveness.service.timers import timer_writer
 from liveness.service.timers.state_writer import TRIM_EVERY_S, StateWriter
 from liveness.service.timers.timer_store import TimerStore
-from liveness.service.timers.timer_writer import (
-    FOLLOW_RECORDS,
-    TimerWriter,
-)
+from liveness.service.timers.timer_writer import FOLLOW_RECORDS, TimerWriter
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import (

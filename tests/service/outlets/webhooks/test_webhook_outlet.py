@@ -12,9 +12,7 @@ import trio
 from liveness.config.outlet_settings import WAITS_S, WebhookSettings
 from liveness.service.outlets.supervisor import Outlets
 from liveness.service.outlets.webhooks import batch_store
-from liveness.service.outlets.webhooks.batch_store import (
-    DeadLetter,
-)
+from liveness.service.outlets.webhooks.batch_store import DeadLetter
 from liveness.service.outlets.webhooks.webhook_outlet import (
     MOST_ASKED_S,
     REFUSED_PAUSE_S,
