@@ -197,30 +197,6 @@ def test_a_cursor_continues_in_the_log_there_is(
     assert at == start
 
 
-@pytest.mark.parametrize("ahead_s", [-TEN_DAYS, 0, TEN_DAYS])
-async def test_an_outlet_that_was_not_there_for_long_is_forgotten(
-    rig: OutletRig, ahead_s: float
-) -> None:
-    dead = "insert into dead values (null, ?, 'l', 1, '{}', 'm', 1, 0, null, '')"
-    begun = "insert into batches values (?, 0, 'l', 1, 'm', '[]', 1, 0, 1, 0, 0, 0, '')"
-
-    def fill(db: sqlite3.Connection) -> None:
-        for name, used_ms in (("old", 0), ("new", 9_000), (NAME, 0)):
-            put_cursor(db, name, (LOG, 5), used_ms)
-            db.execute(dead, [name])
-            db.execute(begun, [name])
-
-    async with rig.outlet_log():
-        await rig.store.run(fill)
-    rig.clock.set_wall(ahead_s=ahead_s)
-    await trio.sleep(10)
-    await rig.store.open(keep=[NAME], unused_s=5)
-    await rig.store.close()
-    for table in ("cursors", "dead", "batches"):
-        names = disk.rows(rig.store.path, f"select outlet from {table} order by outlet")
-        assert names == [("new",), (NAME,)]
-
-
 @pytest.mark.parametrize("ahead_s", [-TEN_DAYS, TEN_DAYS])
 async def test_an_outlet_is_forgotten_in_time_if_the_wall_clock_was_wrong(
     rig: OutletRig, ahead_s: float

@@ -302,31 +302,6 @@ def test_a_session_of_before_the_clock_was_set_back_begins_now(part: Partition) 
     assert session.since == call.args[8]
 
 
-def test_all_partitions_begin_at_once_and_say_that_they_live_until_they_are_listed(
-    identity: HostIdentity,
-) -> None:
-    host = ClusterHost(identity, partitions=9, separator="")
-    for part in host.partitions:
-        assert next_of(part, 0.0).function == "begin"
-        part.answered(RESET, 0.0)
-    assert all(part.wants_list for part in host.partitions)
-    *_, last = host.partitions
-    beats = []
-    for now, call in calls(last, 3 * LEASE_S):
-        beats.append(now)
-        assert (call.function, call.args[4:6], call.args[9]) == (
-            *("assert", [len(beats) - 1, -1]),
-            0,
-        )
-        last.answered([b"ok", REDIS_US, 0, REDIS_US], now)
-    assert max(after - before for before, after in pairwise(beats)) < LEASE_S / 4
-    assert last.wants_list
-    last.give_list(list_of(change(3)))
-    assert not last.wants_list
-    call = next_of(last, 3 * LEASE_S)
-    assert (call.function, call.args[4:6]) == ("assert", [len(beats), 20])
-
-
 def test_a_host_lists_its_sessions_if_another_program_changed_the_users(
     part: Partition, identity: HostIdentity
 ) -> None:

@@ -180,10 +180,10 @@ def journal_of(
         )
 
 
-def append(log_writer: StateWriter, changes: Changes) -> None:
-    """Commit these decisions."""
+def append(log_writer: StateWriter, changes: Changes) -> int:
+    """Commit these decisions; return the ticket that stands for them."""
     log_writer._decided.changes = changes
-    log_writer.flush()
+    return log_writer.flush()
 
 
 def move_cursor(log_writer: StateWriter, key: tuple[str, str], seq: int) -> None:

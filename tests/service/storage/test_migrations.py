@@ -172,35 +172,19 @@ def test_a_file_of_no_known_schema_and_its_wal_are_left_byte_for_byte(
     is_refused_and_left(path, f"{path} has schema .*, this version reads")
 
 
-# --- a torn WAL ---------------------------------------------------------------------------
-
-_HEADER_BYTES: Final = 32
-_FRAME_BYTES: Final = 24
-
-
-def frames_of(path: Path) -> tuple[Path, int, int]:
-    """The WAL of a process that crashed, the size of a frame, and the number of frames."""
-    log = path.with_name(f"{path.name}-wal")
-    frame = _FRAME_BYTES + int.from_bytes(log.read_bytes()[8:12], "big")
-    return log, frame, (log.stat().st_size - _HEADER_BYTES) // frame
+# --- a WAL beside no file, or an empty one -----------------------------------------------
 
 
 def with_commits(path: Path, commits: int) -> None:
-    crashed_with(path, *inserts(commits))
-
-
-def inserts(count: int) -> list[str]:
-    return [f"insert into meta values ('k{n}', randomblob(500))" for n in range(count)]
-
-
-# --- interrupted starts -------------------------------------------------------------------
+    insert = "insert into meta values ('k{}', randomblob(500))"
+    crashed_with(path, *(insert.format(n) for n in range(commits)))
 
 
 def test_no_command_opens_an_empty_file_beside_a_wal(tmp_path: Path) -> None:
     LogStore(tmp_path).close()
     path = tmp_path / log_store.DATABASE
     with_commits(path, 20)
-    log, _, _ = frames_of(path)
+    log = path.with_name(f"{path.name}-wal")
     path.write_bytes(b"")
     before = log.read_bytes()
     told = f"it is empty, and {log.name} is not"
