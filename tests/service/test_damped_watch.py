@@ -51,6 +51,10 @@ async def nothing_of(watch: Watch, seconds: float) -> None:
     assert waiting.cancelled_caught
 
 
+async def lose_link(watch: Watch) -> None:
+    await watch._link.drop()
+
+
 async def does(gateway: Caller, name: str, *uids: str) -> None:
     await gateway.apply([name, [*uids]])
 
@@ -101,7 +105,7 @@ async def test_a_crash_loses_no_offline_that_waited(rig: Rig) -> None:
         assert watch.position == 2
         (link,) = [it for it in rig.registry.named.values() if it.gateway is None]
         assert link.outbox.unacked == 0  # so the window does not fill
-        await watch._link.drop()
+        await lose_link(watch)
         await watch.connected()
         await trio.sleep(1)
         assert cursor(rig) == 2
@@ -178,7 +182,7 @@ async def test_a_small_window_does_not_fill_while_offlines_wait(rig: Rig) -> Non
         for uid in "abcdefgh":
             await does(gateway, "login", uid)
         assert await next_of(watch, 8) == [(ONLINE, uid) for uid in "abcdefgh"]
-        await watch._link.drop()
+        await lose_link(watch)
         # Eight records come again on the new link, three at a time.
         await does(gateway, "login", "last")
         assert await next_of(watch, 2) == [(ONLINE, "last"), (OFFLINE, "ada")]

@@ -187,7 +187,7 @@ def append(log_writer: StateWriter, changes: Changes) -> int:
 
 
 def move_cursor(log_writer: StateWriter, key: tuple[str, str], seq: int) -> None:
-    log_writer.cursors.move(key, seq, log_writer._clock.wall_ms())
+    log_writer.cursors.move(key, seq, Clock().wall_ms())
     log_writer.cursors_moved()
 
 
@@ -199,7 +199,7 @@ def introduce(
     seq: int = 0,
 ) -> int:
     """Store a new name; return the ticket that stands for it."""
-    at_ms = log_writer._clock.state_ms()
+    at_ms = Clock().state_ms()
     log_writer.cursors.introduce(
         key, seq=seq, timeout=timeout, in_force=None, at_ms=at_ms
     )

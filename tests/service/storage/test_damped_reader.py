@@ -23,6 +23,7 @@ from tests.service.storage.journals import (
     off,
     on,
     publish,
+    writing,
 )
 
 SETTLE_S = 10.0
@@ -144,6 +145,12 @@ async def test_an_offline_of_the_last_process_settles_in_time_if_the_clock_was_s
         assert damped.next_in_s == 4
 
 
+async def write(log: Log, record: Logged) -> None:
+    async with writing(log.log_writer):
+        append(log.log_writer, Changes(records=batch_of([record])))
+        await log.log_writer.flushed()
+
+
 @pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
 async def test_what_was_decided_before_a_step_of_the_clock_and_a_restart_has_its_age(
     tmp_path: Path, clock: VirtualClock, step_s: float
@@ -152,12 +159,10 @@ async def test_what_was_decided_before_a_step_of_the_clock_and_a_restart_has_its
     clock.resume_state(None)
     records = off(1, at_s=10_000), off(2, at_s=10_004 + step_s)
     with log_of([], tmp_path, keep=1_000, clock=clock) as log:
-        append(log.log_writer, Changes(records=batch_of([records[0]])))
-        await log.log_writer._commit()
+        await write(log, records[0])
         await trio.sleep(4)
         clock.set_wall(ahead_s=step_s)
-        append(log.log_writer, Changes(records=batch_of([records[1]])))
-        await log.log_writer._commit()
+        await write(log, records[1])
         log.log_writer.store.store_clock(clock.state_time())
     await trio.sleep(5)
     with log_of([], tmp_path, keep=1_000, clock=clock) as log:
