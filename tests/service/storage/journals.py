@@ -199,7 +199,7 @@ def introduce(
     seq: int = 0,
 ) -> int:
     """Store a new name; return the ticket that stands for it."""
-    at_ms = Clock().state_ms()
+    at_ms = log_writer._clock.state_ms()
     log_writer.cursors.introduce(
         key, seq=seq, timeout=timeout, in_force=None, at_ms=at_ms
     )

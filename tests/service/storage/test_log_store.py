@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from liveness.core.cursors import CursorRow
-from liveness.core.records import Record, Uid
+from liveness.core.records import TIMER, Record, TimerRecord, Uid
 from liveness.errors import StateError
 from liveness.service.common.clock import StateTime
 from liveness.service.storage.log_pages import PAGE_RECORDS
@@ -174,6 +174,32 @@ def test_nothing_above_the_permitted_seq_is_trimmed(store: LogStore) -> None:
     for until, first in ((999, 1), (1_000, 1_001), (2_500, 2_001)):
         trim(store, most_bytes=1, until=until)
         assert store.bounds() == (first, 4_001)
+
+
+def test_the_newest_trimmed_record_is_known_for_each_name(store: LogStore) -> None:
+    fill(store, 3, gateway="g")
+    # Several gateways share a page.
+    write(
+        store,
+        online(4, gateway="done"),
+        online(5, gateway="g"),
+        moved(6, gateway="h", origin="loser"),
+        online(7, gateway="other"),
+        TimerRecord(8, TIMER, "timers", "k", None, None, 1, 1, 1),
+    )
+    fill(store, 3, gateway="kept")
+    names = ("g", "done", "h", "loser", "timers", "kept", "idle")
+    cursors = {("gateway", name): CursorRow(2, 50, 7.5) for name in names}
+    cursors["watcher", "of nobody"] = CursorRow(2, 50, None)
+    store.write(Batch(cursors=cursors))
+    trim(store, oldest_ms=10**15, idle_ms=50)
+    assert store.bounds() == (9, 12)
+    newest = {"g": 5, "done": 4, "h": 6, "loser": 6, "timers": 8}
+    newest |= dict.fromkeys(("kept", "idle", "of nobody"), 0)
+    assert {name: lost(store, name) for name in newest} == newest
+    # Nothing is noted for a name without a cursor, or for readers of all records.
+    assert lost(store, "other") == lost(store, None) == 8
+    assert store.cursors() == cursors
 
 
 def test_all_that_was_trimmed_before_is_lost_to_a_new_name(store: LogStore) -> None:

@@ -22,12 +22,14 @@ from liveness.service.storage.log_writer import (
     COMMIT_EVERY_S,
     COMMIT_RECORDS,
     CURSOR_DELAY_S,
+    FULL_COMMIT,
 )
 from liveness.service.storage.writer import CHECKPOINT_EVERY_S, MOST_GROWTH_BYTES
 from liveness.service.timers.state_writer import TRIM_EVERY_S
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import (
+    VirtualClock,
     append,
     fill,
     forget,
@@ -41,6 +43,9 @@ from tests.service.storage.journals import (
 
 KEY = ("gateway", "g")
 LONG_AGO_MS = 1_000
+
+
+RETENTION_S = 60  # of `trimming`
 
 
 class Rig:
@@ -133,6 +138,26 @@ async def test_changes_that_keep_coming_are_gathered(rig: Rig) -> None:
     assert rig.sizes == [1, 2, 2, 1]
     moments = [(at - began) / COMMIT_EVERY_S for at in rig.at]
     assert moments == pytest.approx([0, 1, 2, 3.5])
+
+
+@pytest.mark.parametrize(
+    ("count", "is_awaited"), [(1, True), (FULL_COMMIT, False)], ids=["awaited", "many"]
+)
+async def test_what_is_awaited_or_fills_a_page_is_not_gathered(
+    rig: Rig, count: int, is_awaited: bool
+) -> None:
+    began, soon = trio.current_time(), COMMIT_EVERY_S / 10
+    append(rig.log_writer, changes(1))
+    await trio.sleep(soon)
+    append(rig.log_writer, changes(2, count))
+    if is_awaited:
+        rig.log_writer.hurry()
+    await trio.sleep(soon)
+    append(rig.log_writer, changes(2 + count))
+    await trio.sleep(2 * COMMIT_EVERY_S)
+    assert rig.sizes == [1, count, 1]
+    moments = [at - began for at in rig.at]
+    assert moments == pytest.approx([0, soon, soon + COMMIT_EVERY_S])
 
 
 async def test_a_commit_that_is_not_queued_yet_is_not_durable(rig: Rig) -> None:
@@ -277,6 +302,24 @@ async def test_no_name_is_forgotten_before_it_could_come_back(store: LogStore) -
     async with Rig(store).running() as rig, trimming(rig.log_writer):
         await trio.sleep(TRIM_EVERY_S / 2)
         assert list(rig.log_writer.cursors) == list(store.cursors()) == [KEY]
+
+
+@pytest.mark.usefixtures("jumping")
+async def test_a_name_is_kept_as_long_as_its_last_record(store: LogStore) -> None:
+    async with Rig(store).running(VirtualClock()) as rig:
+        log_writer = rig.log_writer
+        for name in ("idle", "g"):
+            introduce(log_writer, ("gateway", name), seq=0, timeout=None)
+        await log_writer.flushed()
+        async with trimming(log_writer):
+            # Their links are closed, and their users' sessions end one by one.
+            for seq in (1, 2, 3):
+                await trio.sleep(RETENTION_S * 0.9)
+                append(log_writer, changes(seq, 1))
+            await trio.sleep(RETENTION_S * 0.99)
+            assert list(log_writer.cursors) == list(store.cursors()) == [KEY]
+            await trio.sleep(RETENTION_S)
+            assert log_writer.cursors == store.cursors() == {}
 
 
 async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None:
