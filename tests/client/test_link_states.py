@@ -148,36 +148,6 @@ async def test_a_gateway_refused_for_load_is_away_and_not_refused(
         assert sidecar.stats().refusals == 1
 
 
-async def test_users_that_seemed_lost_while_their_gateway_was_refused_keep_their_connections(
-    script: ScriptedSidecar,
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        liveness.connect(script.path, name="gw") as sidecar,
-        anyio.create_task_group() as tasks,
-    ):
-        ends = list[liveness.End]()
-        tasks.start_soon(read, sidecar, ends.append)
-        sidecar.login("ada", conn=1)
-        await sidecar.flush()
-        script.refuse("gw", "not-allowed")
-        script.refuse("gw", "not-allowed")
-        await reached(sidecar, "refused")
-        await script.pass_time(120)
-        assert (await script.offline("ada"))["reason"] == "gateway_lost"
-        await sidecar.flush()
-        assert (await script.online("ada")).conn == 1
-        assert ends == []
-        # From here on the sidecar is believed again.
-        await script.pass_time(30)
-        await script.offline("ada")
-        await sidecar.flush()
-        assert [(end.uid, end.conn, end.reason) for end in ends] == [
-            ("ada", 1, "silence")
-        ]
-        tasks.cancel_scope.cancel()
-
-
 # --- replaced --------------------------------------------------------------------------
 
 
@@ -224,18 +194,6 @@ async def test_a_gateway_whose_name_is_taken_serves_on_and_takes_it_over_again(
     assert "resume()" in errors(caplog)[0]
     assert "said hello as 'gw'" in errors(caplog)[0]
     assert f"users of this process, {os.getpid()}, are not" in errors(caplog)[0]
-
-
-async def test_resume_does_nothing_unless_the_name_is_taken(
-    script: ScriptedSidecar,
-    autojump_clock: MockClock,
-) -> None:
-    async with liveness.connect(script.path, name="gw") as sidecar:
-        await sidecar.resume()  # not even waiting for the first link
-        assert sidecar.state == "connecting"
-        await sidecar.connected()
-        await sidecar.resume()
-        assert sidecar.stats().links == 1
 
 
 async def test_resume_waits_for_the_sidecar_and_fails_if_another_is_faster(

@@ -269,16 +269,6 @@ def test_one_ping_is_under_way_at_a_time_and_none_without_need() -> None:
     assert written(client) == []
 
 
-def test_a_pong_of_another_number_confirms_nothing() -> None:
-    client = linked()
-    login(client, "ada", 1)
-    written(client)
-    for number in (client.pings - 1, client.pings + 1, 0, -1):
-        take(client, ("pong", number))
-    assert client.reports.unconfirmed == 1
-    assert client.pongs == client.pings - 1
-
-
 def test_want_pong_sends_a_ping_at_once_with_the_collected_keepalives() -> None:
     client = linked(("ada", 1))
     client.reports.activity(client.reports.keepalives, "ada", 1)
@@ -415,15 +405,6 @@ def test_a_record_is_acknowledged_once_its_end_is_handled() -> None:
     assert written(client) == [("ack", 4)]
 
 
-def test_an_ack_is_sent_again_on_the_next_link() -> None:
-    client = linked()
-    ended(client)
-    notify(client, offline(3, "ada", 1))
-    written(client)
-    relink(client)
-    assert written(client) == [("ack", 3)]
-
-
 # --- new logs and gaps -----------------------------------------------------------------
 
 
@@ -467,19 +448,6 @@ def test_after_it_was_shut_out_a_gateway_declares_its_connections_and_keeps_them
     relink(client, log="three", next=9)
     notify(client, offline(1, "ada", 1))
     assert ends(view) == [("ada", 1, "silence")], "a new log has seqs of its own"
-
-
-@pytest.mark.parametrize(
-    ("options", "pid"),
-    [({"pid": 7}, 7), ({"pid": 0}, None), ({}, None), ({"pid": "7"}, None)],
-)
-def test_the_process_that_has_taken_the_name_is_known_if_the_sidecar_knows_it(
-    options: dict[str, Any], pid: int | None
-) -> None:
-    with pytest.raises(Replaced) as raised:
-        take(linked(), error("replaced", **options))
-    assert raised.value.pid == pid
-    assert ("process 7 said hello" in str(raised.value)) == (pid is not None)
 
 
 def test_a_gap_has_every_open_connection_declared_once() -> None:
@@ -637,19 +605,6 @@ def fired(client: Client, *records: dict[str, Any]) -> list[Timer]:
     return taken
 
 
-def test_timers_that_no_pong_has_covered_are_sent_on_the_next_link() -> None:
-    client = with_timers()
-    login(client, "ada", 1)
-    after(client, "a")
-    client.cancel(None, "e")
-    written(client)
-    relink(client, **WITH_TIMERS)
-    assert names(written(client)) == ["login", "after", "cancel", "ping"]
-    settle(client)
-    relink(client, **WITH_TIMERS)
-    assert names(written(client)) == []
-
-
 def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:
     client = with_timers()
     for n in range(MAX_REQUESTS_PER_WRITE + 1):
@@ -697,24 +652,3 @@ def test_an_answer_names_its_record_and_is_dropped_after_a_new_log() -> None:
     client.done(one, None)
     client.fail(other, "badly", final=False)
     assert names(written(client)) == []
-
-
-def test_the_remark_on_a_new_log_says_that_its_timers_may_be_gone() -> None:
-    client = with_timers()
-    client.link_lost()
-    hello(client)
-    welcome(client, **WITH_TIMERS, log="two")  # nobody asked for any
-    after(client, "a")
-    client.link_lost()
-    hello(client)
-    told = take(client, ("welcome", WELCOME | WITH_TIMERS | {"log": "three"}))
-    assert told is not None
-    assert "gone with the old one" in told
-
-
-def test_the_run_timeout_is_a_minute_by_default() -> None:
-    client = linked()
-    assert client.welcome is not None
-    assert client.welcome.run_timeout == 60
-    relink(client, run_timeout=5)
-    assert client.welcome.run_timeout == 5

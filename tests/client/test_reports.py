@@ -287,15 +287,6 @@ def test_a_report_with_the_conn_of_another_user_raises() -> None:
 # --- order -----------------------------------------------------------------------------
 
 
-def test_two_logins_of_a_user_are_in_two_frames_in_their_order() -> None:
-    reports = Reports(FIRST_CONN)
-    live(reports, "login ada 1, login eve 2, login ada 3")
-    assert [flat(frame) for frame in frames(reports)] == [
-        [("login", "ada", 1), ("login", "eve", 2)],
-        [("login", "ada", 3)],
-    ]
-
-
 def test_keepalives_of_a_connection_closed_while_frames_are_written_are_dropped() -> (
     None
 ):
@@ -355,15 +346,6 @@ def test_no_logout_is_written_before_the_logins_of_all_open_connections(
 # --- ages and timeouts -----------------------------------------------------------------
 
 
-def test_a_frame_of_logins_says_of_each_when_it_began() -> None:
-    reports = Reports(FIRST_CONN)
-    for conn in range(3):
-        reports.login(f"u-{conn}", conn, at=100.0 + conn / 64, timeout=None)
-    (frame,) = frames(reports, 100.25, since=99.0, began=7.5)
-    assert "age" not in frame[2]
-    assert frame[2]["began"] == (107.5, 107.515625, 107.53125)
-
-
 def test_a_login_from_before_the_boot_of_the_host_has_an_age_only() -> None:
     reports = Reports(FIRST_CONN)
     reports.login("ada", 1, at=-50.0, timeout=None)
@@ -385,24 +367,6 @@ def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
     reports.link_lost()
     (frame,) = frames(reports, 160.0, began=9.5)  # another link, with a new reading
     assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
-
-
-def test_only_logins_say_when_they_began() -> None:
-    reports = reports_of(("ada", 1), ("bob", 2))
-    keepalive(reports, "ada", 1)
-    reports.logout("bob", 2)
-    assert not any("began" in frame[2] for frame in frames(reports, 1.0, began=0.0))
-
-
-def test_frames_with_beginnings_keep_to_the_most_bytes() -> None:
-    reports = Reports(FIRST_CONN)
-    for conn in range(100):
-        reports.login("é" * 100 + str(conn), conn, at=float(conn), timeout=None)
-    pieces = [*framed(reports, 100.0, since=0.0, began=0.5, max_frame_bytes=2_000)]
-    assert max(map(len, pieces)) <= 2_000
-    told = [decode(piece)[2] for piece in pieces]
-    pairs = [pair for it in told for pair in zip(it["conn"], it["began"], strict=True)]
-    assert pairs == [(conn, conn + 0.5) for conn in range(100)]
 
 
 def test_ages_are_true_to_a_tenth_of_a_second_and_shared_within_it() -> None:
@@ -451,16 +415,6 @@ def test_logins_of_different_timeouts_go_in_frames_of_their_own() -> None:
 
 
 # --- what is sent again ----------------------------------------------------------------
-
-
-def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
-    reports = reports_of(("ada", 1), ("bob", 2))
-    live(reports, "login eve 3, keepalive ada 1")
-    assert (reports.pending, reports.unconfirmed, reports.has_changes) == (2, 0, True)
-    live(reports, "write, ping, message bob 2, logout eve 3, write")
-    assert (reports.pending, reports.unconfirmed, reports.has_changes) == (0, 4, False)
-    reports.link_lost()
-    assert reports.unconfirmed == 0
 
 
 def test_what_was_not_written_when_the_link_ended_is_sent_on_the_next() -> None:

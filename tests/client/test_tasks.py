@@ -104,24 +104,6 @@ def test_a_key_that_is_under_way_is_not_started_again_until_it_has_ended() -> No
 # --- what is forgotten ---------------------------------------------------------------
 
 
-def test_a_key_that_is_forgotten_is_not_started() -> None:
-    tasks = TaskQueues()
-    queue = tasks.add_task("order:", MANY)
-    add(tasks, "order:1", "a", "order:2")
-    for key in ("order:1", "a", "unknown"):
-        tasks.forget(key)
-    assert (taken(queue), waiting(tasks)) == ([3], [])
-
-
-def test_timers_of_a_forgotten_ext_are_not_started() -> None:
-    tasks = TaskQueues()
-    queue = tasks.add_task("order:", MANY)
-    for seq, key in enumerate(["order:1", "a", "order:2", "b"], 1):
-        tasks.add(attempt(seq, key, ext="ada" if seq <= 2 else "bob"))
-    tasks.forget_ext("ada")
-    assert (taken(queue), waiting(tasks)) == ([3], [4])
-
-
 def test_a_run_under_way_goes_on_when_its_key_is_forgotten() -> None:
     tasks = TaskQueues()
     queue = tasks.add_task("", MANY)
@@ -158,11 +140,3 @@ def test_a_full_queue_drops_attempts_and_says_so(
             for one in iter(started.take, None):
                 started.ended(one)
     assert (tasks.dropped, tasks.waiting) == (4, 0)
-
-
-def test_timers_without_a_task_are_remarked_on_once() -> None:
-    tasks = TaskQueues()
-    remarks = [tasks.add(attempt(1, key)) for key in ("a:1", "a:2", "b", "b")]
-    assert [bool(remark) for remark in remarks] == [True, False, False, False]
-    assert remarks[0] is not None
-    assert "'a:1' has fired, and there is no task for it" in remarks[0]

@@ -124,23 +124,6 @@ def test_a_cancel_takes_exactly_one_of_both(names: tuple[Any, Any]) -> None:
 # --- answers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("message", "kept"),
-    [
-        ("x" * 4_097, "x" * 4_096),
-        ("é" * 3_000, "é" * 2_048),
-        ("x" + "é" * 3_000, "x" + "é" * 2_047),
-        ("a\0b", "a\ufffdb"),
-        ("\ud800", "?"),
-    ],
-)
-def test_a_message_is_cut_to_the_longest_allowed(message: str, kept: str) -> None:
-    requests = TimerRequests()
-    requests.done("a", 1, message)
-    requests.fail("a", 2, message, final=False)
-    assert [frame[2] for frame in told(requests)] == [kept, kept]
-
-
 def test_answers_about_an_old_log_are_let_go_wherever_they_are() -> None:
     requests = TimerRequests()
     for seq in (1, 2, 3):
@@ -187,23 +170,6 @@ def test_what_is_sent_after_these_steps(line: str) -> None:
     refused = requests.postponed
     sent = ", ".join(keys(told(requests))) or "nothing"
     assert sent + f"; {refused} wait for room" * bool(refused) == expected
-
-
-def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
-    requests = TimerRequests()
-    assert not requests.has_unsent
-    after(requests, "a")
-    assert (requests.pending, requests.unconfirmed, requests.has_unsent) == (1, 0, True)
-    take(requests, "write, ping, after b, write")
-    assert (requests.pending, requests.unconfirmed, requests.has_unsent) == (
-        0,
-        2,
-        False,
-    )
-    requests.pong_received()
-    assert (requests.pending, requests.unconfirmed) == (0, 1)
-    take(requests, "no room a, cancel c")  # which is confirmed
-    assert (requests.pending, requests.unconfirmed) == (1, 1)
 
 
 def test_a_timer_is_sent_with_the_seconds_that_are_left() -> None:

@@ -27,7 +27,7 @@ from liveness.testing import (
     scripted_sidecar,
 )
 from tests.helpers.peer import SOON_S, Caller
-from tests.helpers.wire import Record, hello, packed
+from tests.helpers.wire import Record
 
 every_loop = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 
@@ -95,19 +95,6 @@ async def test_a_user_falls_silent_at_its_timeout_and_not_before(
     assert script._host.parts.firing.early == 0
 
 
-async def test_in_a_long_time_each_falls_silent_at_its_own_moment(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    for n in range(1, 10):
-        await gateway.send(["login", n, {"timeout": 100 * n + n / 7}])
-    await script.pass_time(3_600)
-    records = await gateway.records()
-    assert [record["uid"] for record in records] == list(range(1, 10))
-    late = [record["silence"] - 100 * n - n / 7 for n, record in enumerate(records, 1)]
-    assert min(late) >= -0.0005
-    assert max(late) < 0.02
-
-
 async def test_what_was_written_before_time_passes_counts(
     script: ScriptedSidecar,
 ) -> None:
@@ -118,29 +105,6 @@ async def test_what_was_written_before_time_passes_counts(
             await gateway.send(["keepalive", "ada"])
         assert set(script.users) == {"ada"}
         assert summary(await gateway.records()) == [("eve", "offline", "silence", None)]
-
-
-async def test_the_newer_connection_is_found_by_ages_on_the_loops_clock(
-    script: ScriptedSidecar, autojump_clock: MockClock
-) -> None:
-    async with gateways(script, "gw", "other", kinds=[]) as (gateway, other):
-        await gateway.send(["login", "ada", {"conn": 1}])
-        await script.online("ada")
-        await anyio.sleep(10)
-        for conn, age in ((2, 11), (3, 9), (4, 9.5), (5, 7200)):
-            await other.send(["login", "ada", {"conn": conn, "age": age}])
-        await other.sync()
-        assert script.users == {"ada": ("other", 2, 3)}, "of 1 s after the first"
-        await script.pass_time(25)
-        await anyio.sleep(10)
-        await gateway.send(["login", "ada", {"conn": 1, "age": 20}])
-        await gateway.send(["login", "ada", {"conn": 6, "age": 0.5}])
-        await gateway.sync()
-        assert script.users == {"ada": ("gw", 3, 6)}
-        await script.pass_time(1)
-        await gateway.send(["login", "ada", {"conn": 7}])
-        await script.until(lambda: script.users["ada"].conn == 7)
-        assert [r["session"] for r in script.records] == [1, 2, 3, 4]
 
 
 def host_clock() -> list[float]:
@@ -299,53 +263,6 @@ async def test_a_dropped_link_ends_without_a_frame_and_unacknowledged_records_co
         script.drop("gw")
 
 
-async def test_a_link_is_refused_with_any_code_that_ends_one(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw", "other") as (gateway, other):
-        await gateway.send(["ping", 1])
-        script.refuse("gw", "overloaded")
-        assert await gateway.expect("pong") == [1]
-        (error,) = await gateway.expect("error")
-        assert error.pop("message")
-        assert error == {"code": "overloaded", "fatal": True, "n": 2}
-        await gateway.send(["login", "ada"])  # which nobody hears any more
-        assert await gateway.receive() is None
-        await other.sync()
-        assert script.events == []
-
-
-async def test_the_next_hello_is_refused_where_there_is_no_link(
-    script: ScriptedSidecar,
-) -> None:
-    script.refuse("gw", "not-allowed")
-    with pytest.raises(AssertionError, match=r"'error', .*'not-allowed'"):
-        async with gateways(script, "gw"):
-            pass
-    async with gateways(script, "gw") as gateway:
-        await gateway.sync()
-
-
-async def test_users_do_not_time_out_while_the_sidecar_does_not_read(
-    script: ScriptedSidecar, gateway: Gateway, autojump_clock: MockClock
-) -> None:
-    await gateway.send(["login", "ada"])
-    await script.pass_time(29)
-    with script.not_reading():
-        await gateway.send(["keepalive", "ada"], ["ping", 1])
-        await script.pass_time(600)
-        assert script.events == [("login", "ada", None, "gw")]
-        async with await anyio.connect_unix(script.path):
-            pass  # it is listened to all the same
-        await anyio.sleep(0.01)  # idle: with a clock that jumps, for ever if not
-    assert await gateway.expect("pong") == [1]
-    await script.pass_time(29.9)
-    assert set(script.users) == {"ada"}
-    await script.pass_time(0.1)
-    (record,) = await gateway.records()
-    assert (record["silence"], record["last"]) == (30, "keepalive")
-
-
 async def test_a_gateway_that_leaves_its_replies_unread_is_refused(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
@@ -366,24 +283,6 @@ async def test_a_gateway_that_leaves_its_replies_unread_is_refused(
 
 
 # --- disk and restarts
-
-
-async def test_while_the_disk_is_full_nothing_is_delivered_and_afterwards_everything(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await gateway.apply(["login", "ada", {"conn": 1}])
-    with script.disk_full():
-        await script.pass_time(30)
-        await gateway.send(["login", "ada", {"conn": 2}], ["ping", 1], ["list"])
-        assert await script.online("ada") == ("gw", 3, 2)
-        assert len(script.records) == 1
-    assert await gateway.expect("pong") == [1]
-    assert await gateway.expect("list") == [[["ada", "gw", 3, 2]], 3]
-    # Of the connection before: its gateway has a newer one.
-    assert summary(await gateway.records()) == [("ada", "offline", "silence", 1)]
-    assert [record["kind"] for record in script.records] == [
-        "online", "offline", "online",
-    ]  # fmt: skip
 
 
 async def test_a_crash_forgets_what_no_pong_has_covered(
@@ -441,28 +340,6 @@ async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
         (record,) = await gateway.records()
         assert (record["last"], record["silence"]) == ("message", 80)
         assert record["at"] - record["seen"] == 80_000
-
-
-async def test_a_gateway_that_comes_back_fresh_replaces_its_older_link(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await gateway.send(["login", "ada"])
-    async with gateways(script, "gw", fresh=True):
-        _, error = await gateway.last()
-        assert error["code"] == "replaced"
-        assert (await script.offline("ada"))["reason"] == "gateway_lost"
-
-
-async def test_a_new_disk_is_as_full_as_the_old_one(script: ScriptedSidecar) -> None:
-    with script.disk_full():
-        script.crash()
-        script.start(new_log=True)
-        async with await anyio.connect_unix(script.path) as stream:
-            await stream.send(packed(hello("gw")))
-            await script.linked("gw")
-            with anyio.move_on_after(0.05) as waiting:
-                await Gateway(stream).receive()
-            assert waiting.cancelled_caught
 
 
 async def test_under_a_new_log_no_user_and_no_timer_is_known(
@@ -550,24 +427,6 @@ async def test_answers_and_cancels_set_the_state_of_a_timer(
     )
     await script.pass_time(15)
     assert fired(await gateway.records()) == [("again", 2, 16_000)]
-
-
-async def test_with_a_full_disk_timers_fire_and_requests_wait(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await gateway.apply(["after", "known", 1])
-    with script.disk_full():
-        await gateway.send(["after", "asked", 1])
-        await script.pass_time(3_600)
-        await gateway.send(["cancel", {"key": "known"}])
-        assert script.records == []
-        assert list(script.timers) == [("gw", "known")]
-        assert script.timers["gw", "known"] == ("pending", None, None, 0, 0, None)
-    # The one had fired before it was cancelled, the other was not on disk.
-    assert fired(await gateway.records(2)) == [
-        ("known", 1, 1_000), ("asked", 1, 3_600_000),
-    ]  # fmt: skip
-    assert script.timers["gw", "known"].state == "cancelled"
 
 
 async def test_trimming_lets_go_of_timers_that_ended(
