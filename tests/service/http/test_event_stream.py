@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from liveness.config.settings import HttpSettings
 from liveness.core.records import TIMER, TimerRecord
@@ -21,7 +20,7 @@ from liveness.service.storage.log_tail import TailEntry
 from tests.service.http.asgi import ask
 from tests.service.http.doors import DOCUMENT, validate
 from tests.service.http.reading import LONG_S, Event, Reader, reading
-from tests.service.rig import Rig
+from tests.service.rig import Caller, Rig
 
 USERS = ["7", 8, 'quo"te', 2**53 + 1, "int:7", "str:int:7", "İ\u2028\\"]
 NAMES = [
@@ -71,29 +70,6 @@ async def test_every_record_is_an_event_as_soon_as_it_is_on_disk(rig: Rig) -> No
         record = rig.log()[-1].as_map()
         assert gone.data == record
         assert record["reason"] == "logout"
-
-
-@pytest.mark.rig(tail=1_000)  # the first are on disk alone
-async def test_a_reader_goes_on_after_the_last_record_it_saw(rig: Rig) -> None:
-    gateway = await rig.gateway("gw")
-    for first in range(0, 2_500, 500):
-        await gateway.apply(["login", [*range(first, first + 500)]])
-    log = rig.store.log
-    async with AsyncExitStack() as stack:
-        readers = []
-        for seen, query, last in (
-            (0, "", f"{log}:0"),
-            # A browser repeats the query of its first request: the id is what counts.
-            (1_250, "?after=333", f"{log}:1250"),
-            (1_250, "?after=1250", ""),
-            (2_500, f"?after={log}:2500", ""),
-        ):
-            reading_on = feed(rig, seen, query, last=last)
-            readers.append(await stack.enter_async_context(reading_on))
-            assert await seqs(readers[-1], 2_500 - seen) == [*range(seen + 1, 2_501)]
-        await gateway.send(["login", "one more"])
-        for reader in readers:
-            assert await seqs(reader, 1) == [2_501]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +147,9 @@ async def test_a_reader_that_falls_back_too_far_is_let_go(rig: Rig) -> None:
         assert "200 records behind" in end.data["why"]
         assert "http.max_backlog" in end.data["why"]
     assert rig.counts.limits_met["http.max_backlog"] == 1
-    async with feed(rig, 1_100, last=some[-1].id or "") as again:
+    # A browser repeats the query of its first request: the id is what counts.
+    last = some[-1].id or ""
+    async with feed(rig, 1_100, "?after=333", last=last) as again:
         assert await seqs(again, 200) == [*range(1_101, 1_301)]
 
 
@@ -323,19 +301,6 @@ async def test_a_stream_begins_with_the_newest_records(
     assert await opening(rig, "?uid=u2200") == ([], 2_302)
 
 
-async def test_a_second_in_which_nothing_was_sent_is_in_the_next(
-    rig: Rig, jumping: MockClock
-) -> None:
-    async with reading(rig.door(), "/v1/live") as reader:
-        await reader.events(3)
-        await rig.gateway_of([*range(100)])
-        jumping.jump(4)  # as after a stop
-        (summary,) = await reader.events(1)
-        second = summary.data["second"]
-        assert second["over_s"] >= 4
-        assert second["events"]["login"] * second["over_s"] == pytest.approx(100, 0.01)
-
-
 async def test_the_hand_moves_and_stands_with_attended_time(rig: Rig) -> None:
     async with reading(rig.door(), "/v1/live") as reader:
         _, first, second = [event.data for event in await reader.events(3)]
@@ -435,3 +400,91 @@ def test_what_is_sent_at_once_is_bounded_in_bytes() -> None:
     assert b"".join(sent) == b"".join(
         b"id: log:%d\n%b" % (entry.record.seq, entry.event) for entry in entries
     )
+
+
+# --- the feed with `settle_s` ---------------------------------------------------------
+
+
+SETTLE_S = 5
+
+
+@asynccontextmanager
+async def settling(
+    rig: Rig, query: str = "", last: str | None = None
+) -> AsyncIterator[Reader]:
+    """A stream that has said where it begins."""
+    headers = {} if last is None else {"last-event-id": last}
+    target = f"/v1/feed?settle_s={SETTLE_S}{query}"
+    async with reading(rig.door(), target, headers=headers) as reader:
+        await reader.event()
+        yield reader
+
+
+async def does(gateway: Caller, name: str, *uids: str) -> None:
+    await gateway.apply([name, [*uids]])
+
+
+def seqs_of(events: list[Event]) -> list[int]:
+    return [event.data["seq"] for event in events]
+
+
+def position_of(event: Event) -> int:
+    assert event.id is not None
+    return int(event.id.partition(":")[2])
+
+
+async def test_an_offline_settles_though_the_log_is_still(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    async with settling(rig) as reader:
+        began = trio.current_time()
+        await does(gateway, "logout", "ada", "bob")
+        await does(gateway, "login", "bob")
+        assert seqs_of(await reader.events(1)) == [3]
+        assert SETTLE_S <= trio.current_time() - began < SETTLE_S + 0.2
+        await does(gateway, "logout", "bob")
+        await trio.sleep(1)
+        await rig.stop()
+        end = await reader.event()
+        assert end is not None
+        assert end.name == "end"
+
+
+async def test_a_reader_that_reconnects_by_the_last_id_loses_nothing(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    async with settling(rig) as reader:
+        await does(gateway, "logout", "ada")
+        await does(gateway, "login", "bob", "eve")
+        events = await reader.events(2)
+        assert seqs_of(events) == [3, 4]
+        assert [*map(position_of, events)] == [1, 1]
+    async with settling(rig, last=events[-1].id) as reader:
+        events = await reader.events(3)
+        assert seqs_of(events) == [3, 4, 2]
+        assert [*map(position_of, events)] == [1, 1, 4]
+    async with settling(rig, last=events[-1].id) as reader:
+        await does(gateway, "login", "dan")
+        (event,) = await reader.events(1)
+        assert (event.data["seq"], position_of(event)) == (5, 5)
+
+
+@pytest.mark.rig(max_settling=100)
+async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
+    users = [f"user-{n}" for n in range(103)]
+    gateway = await rig.gateway_of(users, kinds=[])
+    async with settling(rig) as reader:
+        began = trio.current_time()
+        await does(gateway, "logout", *users)
+        assert seqs_of(await reader.events(3)) == [104, 105, 106]
+        assert trio.current_time() - began < SETTLE_S
+        assert rig.counts.limits_met["limits.max_settling"] == 3
+
+
+@pytest.mark.rig(http=HttpSettings(max_backlog=100))
+async def test_offlines_that_wait_are_no_backlog(rig: Rig) -> None:
+    users = [f"user-{n}" for n in range(300)]
+    gateway = await rig.gateway_of(users, kinds=[])
+    async with settling(rig, "&kind=offline") as reader:
+        for n in range(0, 300, 90):
+            await does(gateway, "logout", *users[n : n + 90])
+            await trio.sleep(0.1)
+        assert seqs_of(await reader.events(300)) == [*range(301, 601)]

@@ -119,17 +119,6 @@ def test_one_who_is_due_is_told_why_it_is_held(held: str | None, told: str) -> N
     assert f"31.0 s ago; {told}" in online(replace(DUE, held=held))
 
 
-@pytest.mark.parametrize(
-    ("absence", "told"),
-    [(AWAY, "gw-2 is not connected"), (MUTE, "gw-2 sends nothing at all")],
-)
-def test_an_absent_gateway_is_told_before_its_users_are_due(
-    absence: str, told: str
-) -> None:
-    assert f"unless it is heard; {told}; " in online(replace(ONLINE, absence=absence))
-    assert online(replace(DUE, absence=absence, held=absence)).count(told) == 1
-
-
 def test_a_user_is_online_with_devices_of_which_the_newest_are_named() -> None:
     first = replace(ONLINE, devices=7)
     unheard = replace(ONLINE, gateway="gw-1", last=None, seen=None)

@@ -10,6 +10,8 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.metrics.counts import HttpRefusal
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.http.api import PAUSE_S, SharedPages
 from liveness.service.http.middleware import Middleware, allow_hosts, read_only
 from tests.service.http.asgi import ask
 
@@ -29,13 +31,6 @@ def gate(refused: list[HttpRefusal], app: ASGIApp = echo, *checks: Any) -> Middl
 
 def in_pieces(size: int, piece: int) -> list[bytes]:
     return [b"x" * min(piece, size - at) for at in range(0, size, piece)]
-
-
-@pytest.mark.parametrize(("size", "piece"), [(0, 1), (MOST, 1), (MOST, 300)])
-async def test_a_page_gets_the_whole_body_at_once(size: int, piece: int) -> None:
-    refused: list[HttpRefusal] = []
-    answer = await ask(gate(refused), "POST", "/", pieces=in_pieces(size, piece))
-    assert (answer.status, answer.body, refused) == (200, b"x" * size, [])
 
 
 @pytest.mark.parametrize(
@@ -98,15 +93,6 @@ async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
         assert answer.headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("method", ["POST", "OPTIONS", "PRI"])
-async def test_other_paths_take_only_get_and_head(method: str) -> None:
-    refused: list[HttpRefusal] = []
-    answer = await ask(gate(refused, echo, read_only({"/in"})), method, "/")
-    assert (answer.status, refused) == (405, [HttpRefusal.METHOD])
-    assert answer.headers["allow"] == "GET, HEAD"
-    assert "use admin.sock for changes" in answer.error
-
-
 async def test_a_path_for_forms_takes_a_post() -> None:
     door = gate([], echo, read_only({"/in"}))
     assert (await ask(door, "POST", "/in", pieces=[b"x"])).body == b"x"
@@ -123,18 +109,6 @@ async def test_a_request_has_exactly_one_host(hosts: list[str]) -> None:
     assert (answer.status, refused) == (400, [HttpRefusal.HOST])
 
 
-async def test_the_first_check_that_refuses_answers_and_the_page_is_not_asked() -> None:
-    async def page(scope: Scope, receive: Receive, send: Send) -> None:
-        raise AssertionError("it was asked")
-
-    refused: list[HttpRefusal] = []
-    checks = (allow_hosts({"ours"}), read_only(set()))
-    answer = await ask(
-        gate(refused, page, *checks), "POST", "/", headers={"host": "evil"}
-    )
-    assert (answer.status, refused) == (421, [HttpRefusal.HOST])
-
-
 async def test_pages_that_fail_are_logged_once(autojump_clock: MockClock) -> None:
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=500)(scope, receive, send)
@@ -147,3 +121,80 @@ async def test_pages_that_fail_are_logged_once(autojump_clock: MockClock) -> Non
     (line,) = lines
     assert line["log_level"] == "error"
     assert str(line["exc_info"]) == "out of order"
+
+
+# --- what pages take of the event loop ------------------------------------------------
+
+
+class Maker:
+    """Makes pages, and notes when."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, float]] = []
+        self.got: list[bytes] = []
+        self.pages = SharedPages(self.make, Turnstile())
+
+    def make(self, key: str) -> bytes:
+        self.made.append((key, trio.current_time()))
+        return f"{key} {len(self.made)}".encode()
+
+    async def ask(self, key: str = "a") -> None:
+        self.got.append(await self.pages.page(key))
+
+
+async def test_a_page_is_made_once_for_all_waiting(autojump_clock: MockClock) -> None:
+    maker, began = Maker(), trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(95):
+            nursery.start_soon(maker.ask)
+    assert maker.got == [b"a 1"] * 95
+    assert maker.made == [("a", began)]  # and nobody waits who asks seldom
+
+
+async def test_a_later_request_gets_the_next_page_after_a_pause(
+    autojump_clock: MockClock,
+) -> None:
+    maker, began = Maker(), trio.current_time()
+    await maker.ask()
+    await trio.sleep(PAUSE_S / 4)
+    async with trio.open_nursery() as nursery:
+        for key in ("a", "a", "b"):
+            nursery.start_soon(maker.ask, key)
+    first, *others = maker.made
+    assert first == ("a", began)
+    assert {key for key, _ in others} == {"a", "b"}
+    assert [round(at - began, 6) for _, at in others] == [PAUSE_S, 2 * PAUSE_S]
+
+
+async def test_a_cancelled_request_delays_no_other(autojump_clock: MockClock) -> None:
+    maker = Maker()
+    await maker.ask()
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as gone:
+            gone.cancel()
+            await maker.ask()
+        nursery.start_soon(maker.ask)
+    assert maker.got == [b"a 1", b"a 2"]
+    await trio.sleep(PAUSE_S)
+    await maker.ask()
+    assert maker.got[2] == b"a 3"
+
+
+async def test_a_turnstile_admits_one_a_pass(autojump_clock: MockClock) -> None:
+    turnstile, through = Turnstile(), list[int]()
+    passes = 0
+
+    class Counting(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            nonlocal passes
+            passes += 1
+
+    async def go() -> None:
+        await turnstile.wait()
+        through.append(passes)
+
+    trio.lowlevel.add_instrument(Counting())
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(go)
+    assert len(set(through)) == len(through) == 20

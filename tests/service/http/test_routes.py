@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from liveness.metrics.counts import DOORS
 from liveness.service.http.bearer import Token
-from liveness.service.http.http_server import PAGE, with_page
+from liveness.service.http.http_server import with_page
 from tests.service.http.asgi import ask
 from tests.service.http.doors import DOCUMENT, Doors, validate
 from tests.service.http.reading import reading
@@ -70,16 +70,6 @@ async def test_nothing_but_reading_passes_the_tcp_door(
 
 
 # --- files ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "content"), [(path.name, path.read_bytes()) for path in PAGE.iterdir()]
-)
-async def test_a_file_of_the_folder_is_served_as_it_is(
-    name: str, content: bytes
-) -> None:
-    answer = await ask(with_page([]), "GET", f"/page/{name}")
-    assert (answer.status, answer.body) == (200, content)
 
 
 @pytest.mark.parametrize(

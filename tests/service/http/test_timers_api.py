@@ -7,14 +7,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-import trio
-from starlette.types import Message
 
-from liveness.service.http.http_server import AT_ONCE
 from tests.helpers import disk
-from tests.service.http.asgi import scope_of
 from tests.service.http.doors import Doors
-from tests.service.rig import Caller, Rig
+from tests.service.rig import Caller
 
 TIMERS = "/v1/timers"
 RICH = '{"a": "é\u2028\x07"}'
@@ -130,30 +126,6 @@ async def test_a_bad_query_is_refused_with_the_remedy(
 async def test_the_newest_timer_of_no_key_is_refused(doors: Doors) -> None:
     answer = await doors.get(f"{TIMERS}/newest")
     assert (answer.status, answer.error[:20]) == (400, "the query has no key")
-
-
-async def test_a_few_pages_are_read_at_a_time_and_others_wait(rig: Rig) -> None:
-    most, begun, is_read = AT_ONCE[TIMERS], 0, trio.Event()
-    door = rig.door("admin")
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None:
-        nonlocal begun
-        begun += message["type"] == "http.response.start"
-        await is_read.wait()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(2 * most):
-            nursery.start_soon(door, scope_of("GET", TIMERS, {}), receive, send)
-        await rig.until(lambda: begun == most)
-        await trio.sleep(60)
-        assert begun == most
-        # The other door has as many of its own.
-        assert (await Doors(rig).get(TIMERS)).status == 200
-        is_read.set()
-    assert begun == 2 * most
 
 
 # --- changes -----------------------------------------------------------------------
