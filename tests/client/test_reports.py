@@ -96,9 +96,7 @@ def live(reports: Reports, steps: str) -> None:
 
 def kept(reports: Reports) -> int:
     """How much is kept, of whatever kind, the conns that were given out aside."""
-    written = (*reports._sent, *reports._awaiting_pong)
-    kinds = [*vars(reports).values(), *written]
-    return sum(len(kind) for kind in kinds if hasattr(kind, "keys"))
+    return sum(len(kind) for kind in vars(reports).values() if hasattr(kind, "keys"))
 
 
 # --- each connection once ------------------------------------------------------------

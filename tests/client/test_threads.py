@@ -1,8 +1,10 @@
 """`connect_sync`: a gateway of threads, beside a scripted sidecar."""
 
+import inspect
 import threading
 from collections.abc import Iterator
 from math import inf, nan
+from types import FunctionType
 
 import anyio
 import pytest
@@ -93,3 +95,40 @@ def test_a_loop_that_comes_back_at_once_waits_for_the_next_record(
         gateway.login("eve", conn=2)
         thread.join(SOON_S)
     assert taken == ["eve"]
+
+
+# --- what classes for threads offer ---------------------------------------------------
+
+
+# Only for event loops.
+ASYNC_ONLY = {"aclose"}
+# What classes for threads write themselves, or do not need.
+OWN = {
+    "Sidecar": {"ended"},
+    "Watch": {"batches", "is_closed", "take"},
+    "ClusterWatch": {"batches", "finish", "has_event", "is_closed", "take"},
+}
+
+
+@pytest.mark.parametrize(
+    ("loop", "threaded"),
+    [
+        (liveness.Sidecar, liveness.SyncSidecar),
+        (liveness.Watch, liveness.SyncWatch),
+        (liveness.ClusterWatch, liveness.SyncClusterWatch),
+    ],
+)
+def test_a_class_for_threads_has_the_methods_of_the_one_for_loops(
+    loop: type, threaded: type
+) -> None:
+    names = {name for name in dir(loop) if not name.startswith("_")} - ASYNC_ONLY
+    names -= OWN[loop.__name__] - {*dir(threaded)}
+    for name in names:
+        method, sync = getattr(loop, name), getattr(threaded, name)
+        if not isinstance(method, FunctionType):
+            assert isinstance(sync, property)
+        elif name not in OWN[loop.__name__]:
+            assert inspect.signature(sync) == inspect.signature(method)
+            if name not in {"keepalive", "message"}:
+                assert sync.__doc__ == method.__doc__
+        assert not inspect.iscoroutinefunction(sync)
