@@ -1,12 +1,14 @@
 """The hand: it turns when there is something to do, and hardly otherwise."""
 
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from liveness.config.settings import GuardSettings
+from liveness.core.sessions.storm_guard import BY_TIME
 from liveness.service.engine.engine import LAG_SHOWN_S
 from tests.service.rig import IDLE_PER_S, WAITING_PER_S, Rig
 
@@ -84,18 +86,6 @@ async def test_a_disk_that_fails_does_not_make_the_hand_spin(rig: Rig) -> None:
     assert len(await gateway.records(3_000)) == 3_000
 
 
-@pytest.mark.rig(max_replies=10)
-async def test_replies_that_nobody_reads_do_not_make_the_hand_spin(rig: Rig) -> None:
-    gateway = await rig.gateway("g")
-    with rig.disk_full():
-        await gateway.send(["login", [f"u{n}" * 9 for n in range(4_000)]])
-        await gateway.send(*(["ping", n] for n in range(30)))
-        await gateway.send(*(["ping", n] for n in range(30, 60)))
-        await trio.sleep(1)
-        assert await turns_a_second(rig, 30) <= WAITING_PER_S
-    assert [await gateway.expect("pong") for _ in range(60)] == [[n] for n in range(60)]
-
-
 async def test_a_late_turn_is_shown_for_as_long_as_scrapes_are_apart(
     rig: Rig, jumping: MockClock
 ) -> None:
@@ -109,3 +99,63 @@ async def test_a_late_turn_is_shown_for_as_long_as_scrapes_are_apart(
     assert rig.engine.hand_lag >= 3
     await trio.sleep(LAG_SHOWN_S + 0.2)
     assert rig.engine.hand_lag == pytest.approx(0, abs=1e-6)
+
+
+# --- the storm guard: its log lines, counters and cost --------------------------------
+
+
+ON: Final = GuardSettings(enabled=True)
+SMALL: Final = GuardSettings(enabled=True, least_users=20, hold_s=40)
+USERS: Final = [f"u{n}" for n in range(1_000)]
+
+Lines = list[Any]
+
+
+def storms(said: Lines) -> Lines:
+    return [line for line in said if line["event"].startswith("storm")]
+
+
+def decided(rig: Rig) -> float:
+    """How many offlines count for the lateness of decisions."""
+    return rig.counts.lateness["decided"].cumulative()[-1][1]
+
+
+@pytest.mark.rig(guard=ON)
+async def test_a_thousand_users_due_at_once_are_held_for_a_timeout(
+    rig: Rig, said: Lines
+) -> None:
+    gateway = await rig.gateway_of(USERS)
+    assert await gateway.is_told_nothing(59.9)
+    records = await gateway.records(1_000)
+    assert all(60 <= record["silence"] < 60.5 for record in records)
+    begun, ended = storms(said)
+    expected = {"gateway": "g", "due": 1_000, "users": 1_000}
+    expected["event"] = "storm: too many users came due at once, and are held"
+    assert begun == {**begun, **expected, "log_level": "warning", "hold_s": 30.0}
+    assert (ended["event"], ended["why"]) == ("storm is over", BY_TIME)
+    assert ended["log_level"] == "warning"
+    assert ended["due"] == 1_000
+    assert rig.sidecar.summaries.now().storms == 1
+
+
+@pytest.mark.rig(guard=SMALL)
+async def test_users_that_were_held_are_not_in_the_lateness(rig: Rig) -> None:
+    gateway = await rig.gateway_of(USERS[:50])
+    await trio.sleep(50)
+    await gateway.send(["keepalive", "u0"])
+    await gateway.records(49)
+    assert decided(rig) == 0
+    (record,) = await gateway.records(1)
+    assert decided(rig) == 1
+    assert rig.counts.lateness["decided"].sum < 0.05
+    assert 30 <= record["silence"] < 30.05
+
+
+@pytest.mark.rig(guard=GuardSettings(enabled=True, hold_s=600))
+async def test_a_storm_does_not_make_the_hand_spin(rig: Rig, said: Lines) -> None:
+    await rig.gateway_of(USERS)
+    await trio.sleep(40)
+    before = len(rig.turns)
+    await trio.sleep(100)
+    assert (len(rig.turns) - before) / 100 <= WAITING_PER_S
+    assert len(storms(said)) == 1

@@ -61,22 +61,13 @@ async def test_only_the_hello_of_a_crowd_is_read_at_once(
     talker = await rig.connect()
     await talker.send(["hello", {"protocol": 1, "name": "talker"}])
     await talker.send(*[["ping", number] for number in range(4 * PIECE_BYTES)])
-    (link,) = rig.engine._sockets.values()
+    (link,) = rig.engine.shell.sockets.values()
     sent = link.unread()
     assert sent > 4 * PIECE_BYTES
     for _ in range(3):
         await rig.connect()
     await talker.expect("welcome")
     assert link.unread() == sent - PIECE_BYTES
-
-
-async def test_a_new_link_is_read_after_those_that_waited_longer(rig: Rig) -> None:
-    await (await rig.gateway("before")).sync()
-    await trio.sleep(1)
-    await rig.connect()
-    await rig.until(lambda: len(rig.registry.links) == 2)
-    before, newcomer = rig.registry.links.values()
-    assert before.read_at < newcomer.read_at
 
 
 async def test_watchers_take_no_time_from_gateways(
@@ -118,26 +109,6 @@ async def test_forgetting_a_name_makes_room_for_another(rig: Rig) -> None:
     await rig.until(partial(can_go, rig, "a"))
     rig.engine.forget("gateway", "a")
     await (await rig.gateway("b")).sync()
-
-
-@pytest.mark.rig(timeout_s=5)
-async def test_a_forgotten_gateway_leaves_nothing_in_memory(rig: Rig) -> None:
-    for number in range(30):
-        gateway = await rig.gateway("gw", timeout=5 + number)
-        name = f"gw-{number}"
-        other = await rig.gateway_of(["u"], name, timeout=7)
-        await other.apply(["logout", ["u"]])
-        other.close()
-        await rig.until(partial(can_go, rig, name))
-        rig.engine.forget("gateway", name)
-        await rig.until(lambda: len(rig.presence.gateways.by_name) == 1)
-    assert rig.presence.gateways.add("one more").number <= 2
-    # A gateway with the number of a former one has nothing of it.
-    newcomer = await rig.gateway_of(["silent"], "newcomer")
-    (record,) = await newcomer.records(1)
-    assert (record["uid"], record["reason"]) == ("silent", "silence")
-    assert 5 <= record["silence"] < 5.1
-    gateway.close()
 
 
 # --- users --------------------------------------------------------------------

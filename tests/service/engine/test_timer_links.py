@@ -9,7 +9,6 @@ import trio
 from structlog.testing import capture_logs
 
 from liveness.config.settings import TimerSettings
-from liveness.core.records import GATEWAY
 from liveness.core.sessions.clearance import UNREAD
 from liveness.core.timer_states import UNANSWERED
 from liveness.service.timers import timer_reader
@@ -17,7 +16,6 @@ from tests.helpers import disk
 from tests.service.rig import Caller, Rig, slowed
 
 FEW = 1_000
-ONE_RETRY = TimerSettings(retries="1")
 PAYLOAD = "p" * 4_096  # so that a hundred do not find room in pages there are already
 HUNDRED = [["after", f"k{n}", 100, {"payload": PAYLOAD}] for n in range(100)]
 
@@ -121,38 +119,6 @@ async def test_an_attempt_is_not_over_while_its_link_is_not_read(rig: Rig) -> No
     assert "fired" not in states(rig)
 
 
-async def test_the_last_of_many_fresh_links_in_a_row_gets_every_timer(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await leave(rig, *(["after", f"k{n}", 1.05 + n / 10] for n in range(50)))
-    flushed_for = rig.log_writer.flushed_for
-
-    async def slowly(gateway: str | None) -> None:
-        await flushed_for(gateway)
-        await trio.sleep(0.35)
-
-    monkeypatch.setattr(rig.log_writer, "flushed_for", slowly)
-    for _ in range(30):
-        await trio.sleep(0.2)
-        caller = await rig.connect()
-        await caller.send(["hello", {"protocol": 1, "name": "g", "fresh": True}])
-        caller.close()
-    gateway = await rig.gateway("g", fresh=True)
-    assert {*runs_of(await gateway.records(50))} == {(f"k{n}", 1) for n in range(50)}
-
-
-@pytest.mark.rig(timers=ONE_RETRY)
-async def test_a_delivered_attempt_counts_over_a_short_link(rig: Rig) -> None:
-    gateway = await rig.gateway("g")
-    await gateway.send(["after", "k", 1])
-    assert runs_of(await gateway.records(1)) == [("k", 1)]
-    gateway.close()
-    await rig.until(lambda: not rig.registry.links)
-    rig.log_writer.cursors.note_sent("g", 0)
-    gateway = await rig.gateway("g", fresh=True)
-    assert runs_of(await gateway.records(1)) == [("k", 2)]
-
-
 async def test_what_a_gateway_passes_over_is_read_once_it_is_on_disk(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,18 +171,6 @@ async def test_what_a_gateway_passes_over_is_read_when_the_disk_can_be(
     levels = {line["log_level"] for line in said if "of timers" in line["event"]}
     assert levels == {"warning"}
     assert runs_of(await gateway.records(1)) == [("k", 1)]
-
-
-async def test_a_timer_that_its_gateway_has_not_read_takes_no_attempt(rig: Rig) -> None:
-    gateway = await rig.gateway("g")
-    asked = [["after", f"k{n}", 1, {"payload": PAYLOAD}] for n in range(400)]
-    await gateway.send(*asked)
-    await trio.sleep(100)
-    link = rig.registry.named[GATEWAY, "g"]
-    written = gateway.received()
-    notices = [frame[1] for frame in written if frame[0] == "notices"]
-    assert notices[-1][-1]["seq"] == link.outbox.position
-    assert rig.sidecar.scheduler.results[UNANSWERED] == sum(map(len, notices))
 
 
 async def asks_without_end(rig: Rig) -> Caller:

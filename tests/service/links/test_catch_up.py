@@ -4,7 +4,6 @@ The log has runs that the table lacks. It gets them last, after all that was sai
 it must then be as if it had got them in time, and what it has already must stay as it is.
 """
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -95,12 +94,6 @@ def replay(table: TimerStore, log: LogStore) -> None:
     _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
 
 
-def damage(log: LogStore, *, below: int) -> None:
-    """Have older pages of the log be damaged."""
-    with closing(sqlite3.connect(log.path)) as db, db:
-        db.execute("update log set records = x'c1' where last < ?", [below])
-
-
 @pytest.mark.parametrize("at_once", [1, 2, 100])
 def test_only_runs_that_the_table_lacks_change_it(
     log: LogStore, table: TimerStore, monkeypatch: pytest.MonkeyPatch, at_once: int
@@ -169,48 +162,7 @@ def test_a_run_in_the_future_began_now(log: LogStore, table: TimerStore) -> None
     assert [timer.fired for timer in rows(table).values()] == [AT_MS + 1, AT_MS + 5]
 
 
-def test_the_rest_of_a_trimmed_log_is_applied(log: LogStore, table: TimerStore) -> None:
-    table.write([after(1, "a"), after(2, "b")])
-    write_log(log, *runs(fire(1, "a"), fire(4, "b")), *logins(2, 3))
-    log.trimmer.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
-    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
-    assert states(table) == ["pending", "fired"]
-    assert table.seq == 4
-
-
-def test_the_log_is_read_from_the_tables_place(
-    log: LogStore, table: TimerStore
-) -> None:
-    table.write([after(1, "a"), after(2, "b"), fire(2, "a")], seq=2)
-    write_log(log, *logins(1), *runs(fire(2, "a"), fire(3, "b")))
-    damage(log, below=3)
-    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
-    assert states(table) == ["fired", "fired"]
-
-
-def test_without_live_timers_the_log_is_not_read(
-    log: LogStore, table: TimerStore
-) -> None:
-    table.write([after(1, "a"), CancelTimer("g", "a", None, 2, AT_MS)])
-    write_log(log, *logins(1, 2, 3))
-    damage(log, below=3)
-    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
-    assert table.seq == 3
-
-
 # --- beside a log from a backup -------------------------------------------------------
-
-
-def test_a_run_after_a_restored_log_is_known(log: LogStore, table: TimerStore) -> None:
-    table.write([after(1, "a"), after(2, "b")])
-    # What came between the last run and where the table had followed to is lost.
-    table.write([fire(50, "a")], seq=100)
-    write_log(log, *runs(fire(50, "a")), *logins(*range(51, 71)))
-    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
-    write_log(log, *runs(fire(71, "b")))
-    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
-    found = [(timer.state, timer.seq) for timer in rows(table).values()]
-    assert found == [("fired", 50), ("fired", 71)]
 
 
 def test_a_restored_log_begins_no_later_timer(log: LogStore, table: TimerStore) -> None:

@@ -11,6 +11,7 @@ import anyio
 import pytest
 import structlog
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.config.settings import TimerSettings
@@ -18,15 +19,17 @@ from liveness.core.links.outbox import NOTICES_PER_FRAME
 from liveness.core.links.requests import RESET_STEPS
 from liveness.core.records import HostReading, HostTime, Record, Uid
 from liveness.core.wheel.record_batch import Encoded
+from liveness.core.wire.framing import encode
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import engine_shell
-from liveness.service.links.link_socket import LINGER_S, PIECE_BYTES
+from liveness.service.links.link_socket import LINGER_S
 from liveness.service.storage import log_store, online_list
 from liveness.service.storage.log_tail import TailReader
 from liveness.service.storage.log_writer import COMMIT_EVERY_S
+from tests.helpers import disk
 from tests.helpers.wire import hello, packed
-from tests.service.rig import WAITING_PER_S, Caller, Rig, running
+from tests.service.rig import LONG_S, WAITING_PER_S, Caller, Rig, running
 
 # Together more than a socket's buffer takes, so that a writer to a caller that does not read blocks.
 LARGE: Final = "x" * 60_000
@@ -189,50 +192,7 @@ def test_a_moment_of_the_host_is_the_same_for_all_links(
     assert [reading and reading.offset for reading in readings] == [7.0, 7.0]
 
 
-async def test_answers_come_in_the_order_of_the_questions(rig: Rig) -> None:
-    gateway = await rig.gateway_of(crowd(2_500))
-    no_frame: Any = 7
-    questions: list[list[Any]] = [["ping", 1], ["list"], ["where", ["u000000"]]]
-    await gateway.send(*questions, ["nonsense"], ["list"], ["ping", 2], no_frame)
-    frames = [await gateway.receive() or [] for _ in range(11)]
-    names = [name for name, *_ in frames]
-    lists = ["list"] * 3
-    assert names == ["pong", *lists, "where", "error", *lists, "pong", "error"]
-    # The last part of a list says up to which record it goes.
-    assert [len(frame) for frame in frames if frame[0] == "list"] == [2, 2, 3] * 2
-    assert frames[3][2] == 2_500
-    assert frames[1][1][0] == ["u000000", "g", 1, None]
-    _, fatal = frames[-1]
-    assert (fatal["code"], fatal["n"]) == ("bad-frame", 10)
-    assert await gateway.receive() is None
-
-
-@pytest.mark.rig(max_replies=20)
-async def test_any_number_of_replies_is_sent_to_a_reader(rig: Rig) -> None:
-    gateway = await rig.gateway("g")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(gateway.send, *(["ping", n] for n in range(5_000)))
-        for n in range(5_000):
-            assert await gateway.expect("pong") == [n]
-
-
 # --- records ---------------------------------------------------------------------------
-
-
-async def test_no_record_comes_before_welcome(rig: Rig) -> None:
-    gateway, other = await rig.gateway("g"), await rig.gateway("other")
-    await gateway.send(["login", "u"], ["logout", "u"])
-    await gateway.records(1)  # and not acknowledged
-    gateway.close()
-    await rig.until(lambda: rig.registry.linked("gateway") == 1)
-    again = await rig.connect()
-    with rig.disk_full():
-        await other.send(["login", crowd(3_000)])
-        await rig.until(lambda: rig.log_writer.failure)
-        await again.send(["hello", {"protocol": 1, "name": "g"}])
-        assert await again.is_told_nothing(5)
-    await again.expect("welcome")
-    assert seqs(await again.records(1)) == [2]
 
 
 async def test_records_come_in_frames_of_at_most_a_thousand(rig: Rig) -> None:
@@ -242,42 +202,6 @@ async def test_records_come_in_frames_of_at_most_a_thousand(rig: Rig) -> None:
     while sum(sizes) < 3_500:
         sizes.append(len((await watcher.expect("notices"))[0]))
     assert max(sizes) == NOTICES_PER_FRAME
-
-
-@pytest.mark.rig(window=10)
-async def test_a_window_bounds_what_is_unacknowledged(rig: Rig) -> None:
-    gateway = await rig.gateway("g", kinds=["online"])
-    without_acks = await rig.gateway("h", kinds=["online"], ack=False)
-    await without_acks.send(["login", crowd(25, "h")])
-    assert seqs(await without_acks.records(25)) == list(range(1, 26))
-    assert rig.registry.unacked("h") == 0
-    await gateway.send(["login", crowd(25)])
-    assert seqs(await gateway.records(10)) == list(range(26, 36))
-    assert await gateway.is_told_nothing(10)
-    assert rig.registry.unacked("g") == 10
-    await gateway.send(["ack", 29])
-    assert seqs(await gateway.records(4)) == [36, 37, 38, 39]
-    await gateway.send(["ack", 28], ["ack", 29], ["ack", 0])
-    assert await gateway.is_told_nothing(10)
-    await gateway.send(["ack", 39])
-    assert seqs(await gateway.records(10)) == list(range(40, 50))
-    assert (rig.counts.notices_sent, rig.counts.notices_acked) == (49, 14)
-
-
-async def test_unacknowledged_records_come_again_to_the_next_link(rig: Rig) -> None:
-    gateway = await rig.gateway("g", kinds=["online"])
-    await gateway.send(["login", crowd(10)])
-    await gateway.records(10)
-    await gateway.send(["ack", 11])  # a record that was not delivered
-    (error,) = await gateway.expect("error")
-    assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
-    assert rig.registry.unacked("g") == 10
-    await gateway.apply(["ack", 6])
-    assert rig.registry.unacked("g") == 4
-    gateway.close()
-    again = await rig.gateway("g", kinds=["online"])
-    assert seqs(await again.records(4)) == [7, 8, 9, 10]
-    assert await again.is_told_nothing(10)
 
 
 async def test_a_cursor_with_nothing_outstanding_follows_the_log(rig: Rig) -> None:
@@ -333,29 +257,6 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
 
 
 @pytest.mark.rig(pause_reading=1_200)
-async def test_a_replaced_link_is_read_to_its_end_on_a_slow_disk(rig: Rig) -> None:
-    # By then a link is read a small piece a pass: this is more than ten of them.
-    sent = [f"{n}{'x' * 200}" for n in range(300)]
-    older, other = await rig.gateway("g"), await rig.gateway("other")
-    with rig.disk_full():
-        await other.send(["login", crowd(800)])
-        await rig.until(lambda: rig.log_writer.failure)
-        newer = await rig.connect()
-        await older.send(*(["login", uid] for uid in sent))
-        await newer.send(["hello", {"protocol": 1, "name": "g"}])
-        await older.last()
-        assert len(rig.presence) == 800 + len(sent)
-
-
-async def test_a_link_that_sends_little_is_read_in_small_pieces(rig: Rig) -> None:
-    gateway = await rig.gateway("g")
-    for _ in range(8):
-        await gateway.sync()
-    (socket,) = rig.engine._sockets.values()
-    assert socket.piece_bytes == PIECE_BYTES
-
-
-@pytest.mark.rig(pause_reading=1_200)
 async def test_a_link_that_sends_little_is_read_empty_on_a_slow_disk(rig: Rig) -> None:
     # Or its due users would wait for another turn, whenever it acknowledges something.
     gateway, other = await rig.gateway("g"), await rig.gateway("other")
@@ -367,32 +268,6 @@ async def test_a_link_that_sends_little_is_read_empty_on_a_slow_disk(rig: Rig) -
         await gateway.send(["ack", 0])
         await rig.until(lambda: state.heard_at > before)
         assert state.empty_at == state.heard_at
-
-
-async def test_a_replaced_link_that_does_not_read_is_closed(rig: Rig) -> None:
-    stuck = await rig.gateway("g")
-    await stuck.send(*(["ping", LARGE] for _ in range(10)))
-    await rig.until(lambda: rig.registry.links[1].outbox._is_blocked)
-    await rig.gateway("g")
-    assert await rig.until(lambda: 1 not in rig.registry.links) <= 2 * LINGER_S + 0.1
-
-
-async def test_a_link_that_waits_for_the_disk_learns_why_it_ends(rig: Rig) -> None:
-    gateway, watcher = await rig.gateway("g"), await rig.watcher()
-    with rig.disk_full():
-        await gateway.send(["login", crowd(3_000)], ["ping", "not answered"])
-        await rig.until(lambda: rig.log_writer.failure)
-        await watcher.send(["where", ["u000001"]])
-        await trio.sleep(1)
-        second = await rig.connect()
-        await second.send(["hello", {"protocol": 1, "name": "g"}])
-        await rig.until(lambda: not rig.registry.links[1].is_open)
-        rig.engine.close_links("testing")
-        (error,) = await gateway.expect("error")
-        assert error["code"] == "replaced"
-        assert await gateway.receive() is None
-        assert await watcher.expect("bye") == [{"reason": "testing"}]
-        assert await watcher.receive() is None
 
 
 async def test_a_caller_that_sends_on_after_an_error_is_closed(rig: Rig) -> None:
@@ -429,17 +304,6 @@ async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> No
     assert len(lines) == 3
     # A try a second of each.
     assert 5 * 50 <= lines[1]["suppressed"] <= 5 * 61
-
-
-async def test_a_gateway_that_dies_with_unread_answers_is_away(rig: Rig) -> None:
-    gateway, watcher = await rig.gateway("g"), await rig.watcher(kinds=["offline"])
-    await gateway.apply(["login", "u"])
-    await gateway.send(*(["ping", n] for n in range(5_000)))
-    gateway.close()
-    await rig.until(lambda: rig.registry.linked("gateway") == 0, 10)
-    (record,) = await watcher.records(1)
-    assert record["reason"] == "gateway_lost"
-    assert 30 <= record["silence"] <= 33
 
 
 @pytest.mark.rig(max_links=2)
@@ -508,26 +372,6 @@ async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> Non
 # --- gateways that come back fresh -------------------------------------------------------
 
 
-async def test_old_sessions_of_a_fresh_gateway_end_first(rig: Rig) -> None:
-    gateway = await rig.gateway("g", kinds=["online"])
-    await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
-    await gateway.records(2)  # and not acknowledged
-    gateway.close()
-    login: list[Any] = ["login", "u", {"conn": 3}]
-    gateway = await fresh(rig, "g", login, ["logout", "v"], ["ping", 1])
-    (welcome,) = await gateway.expect("welcome")
-    assert await gateway.expect("pong") == [1]
-    assert await gateway.is_told_nothing(10)  # its cursor moved to now
-    assert [told(record) for record in rig.log()[2:]] == [
-        ("u", "offline", "gateway_lost"),
-        ("v", "offline", "gateway_lost"),
-        ("u", "online", "login"),
-    ]
-    assert welcome["next"] == 5
-    assert rig.presence.ignored["offline"] == 1  # the logout came too late
-    assert rig.log_writer.cursors["gateway", "g"].seq >= 4
-
-
 @pytest.mark.rig(pause_firing=1_000)
 async def test_frames_of_a_fresh_gateway_wait_for_its_old_sessions(rig: Rig) -> None:
     users = crowd(8_000)
@@ -537,28 +381,6 @@ async def test_frames_of_a_fresh_gateway_wait_for_its_old_sessions(rig: Rig) -> 
     (welcome,) = await gateway.expect("welcome")
     assert welcome["next"] == 16_001
     assert await gateway.expect("where") == [[[users[0], "g", 16_001, None]]]
-
-
-@pytest.mark.rig(pause_firing=100)
-async def test_a_second_link_goes_on_ending_what_a_fresh_one_lost(rig: Rig) -> None:
-    await rig.gateway_of(crowd(3_000))
-    other = await rig.gateway_of(crowd(3_000, "other"), "other")
-    with rig.disk_full():
-        # So much waits for the disk that nothing is ended yet.
-        await other.send(["logout", crowd(3_000, "other")])
-        await rig.until(lambda: rig.log_writer.failure)
-        second = await rig.connect()
-        await fresh(rig, "g", ["login", "lost with the first"])
-        await trio.sleep(1)
-        await second.send(["hello", {"protocol": 1, "name": "g"}], ["login", "kept"])
-        assert await second.is_told_nothing(5)
-    await second.expect("welcome")
-    ended = await second.records(3_000)
-    assert {(end["gateway"], end["reason"]) for end in ended} == {("g", "gateway_lost")}
-    await second.send(["list"])
-    rows, _ = await second.expect("list")
-    # It came online after all of them had ended, not before.
-    assert rows == [["kept", "g", ended[-1]["seq"] + 1, None]]
 
 
 async def test_one_walk_over_the_table_serves_many_fresh_gateways(
@@ -605,17 +427,6 @@ async def test_firing_pauses_while_too_much_waits_for_the_disk(rig: Rig) -> None
     assert len({record["uid"] for record in records}) == users
     assert min(record["silence"] for record in records) >= 30
     assert rig.firing.early == 0
-
-
-@pytest.mark.rig(pause_firing=500)
-async def test_a_disk_that_keeps_up_delays_no_mass_offline(rig: Rig) -> None:
-    gateway = await rig.gateway("g", ack=False)
-    for n in range(3):
-        await gateway.send(["login", crowd(4_000, f"{n}u")])
-    await gateway.sync()
-    silences = [record["silence"] for record in await gateway.records(12_000)]
-    # A thousand a pass, a pass every 10 ms, and no waiting for the next tick.
-    assert max(silences) - min(silences) <= 0.2
 
 
 @pytest.mark.rig(pause_firing=500, pause_reading=1_000)
@@ -680,19 +491,95 @@ async def test_a_hello_unread_during_a_long_turn_is_not_too_late(
 # --- after a restart ----------------------------------------------------------------------
 
 
-async def test_users_due_after_a_restart_wait_for_their_gateway(
-    tmp_path: Path, jumping: MockClock
+# --- what a reader gets ---------------------------------------------------------------
+
+
+async def test_a_reader_gets_what_concerns_its_name_or_everyone_by_its_kinds(
+    rig: Rig,
 ) -> None:
-    async with running(tmp_path, timeout_s=1.0) as rig:
-        gateway = await rig.gateway("g", timeout=1.0)
-        await gateway.apply(["login", ["u", "v"], {"conn": [1, 2]}])
-    async with running(tmp_path, timeout_s=1.0) as rig:
-        # Its second, in which both come due.
-        assert await rig.until(lambda: rig.firing.held(rig.attended.now)["away"])
-        gateway = await rig.gateway("g", timeout=1.0)
-        for _ in range(8):
-            await gateway.send(["keepalive", "v", {"conn": 2}])
-            await trio.sleep(0.5)
-        (record,) = await gateway.records(1)
-        assert (record["uid"], record["reason"]) == ("u", "silence")
-        assert rig.presence.where(["v"])
+    left, right = await rig.gateway("left"), await rig.gateway("right")
+    readers = {
+        "everything": await rig.watcher("all"),
+        "own": await rig.watcher("left", scope="own"),
+        "moves": await rig.watcher("moves", kinds=["moved"]),
+        "nobody's": await rig.watcher("nobody", scope="own"),
+        "timers": await rig.gateway("timers", scope="all", kinds=["timer"]),
+    }
+    await left.apply(["login", "x"], ["after", "tea", 0.1])
+    await right.send(["login", ["x", "y"]], ["logout", "y"])
+    wanted = {
+        "everything": ["online", "moved", "online", "offline", "timer"],
+        "own": ["online", "moved", "timer"],
+        "moves": ["moved"],
+        "nobody's": [],
+        "timers": ["timer"],
+    }
+    for name, kinds in wanted.items():
+        records = list[dict[str, Any]]()
+        while len(records) < len(kinds):
+            records += await readers[name].records()
+        assert [record["kind"] for record in records] == kinds, name
+        assert await readers[name].is_told_nothing(1)
+
+
+# --- peers that are no gateways, or speak as none does --------------------------------
+
+
+FRAME: Final = encode(["login", "cut off", {"conn": 5}])
+OTHERS: Final = {
+    "POST": b"POST /v1 HTTP/1.1\r\nContent-Length: 70000\r\n\r\n" + b"x" * 70_000,
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
+    "JSON": b'["hello", {"protocol": 1, "name": "json"}]\n',
+}
+
+
+@pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
+async def test_a_peer_of_another_protocol_is_refused_with_which_one_is_spoken(
+    rig: Rig, data: bytes
+) -> None:
+    gateway, stranger = await rig.gateway("good"), await rig.connect()
+    await stranger.send_bytes(data)
+    (refusal,) = await stranger.expect("error")
+    assert (refusal["code"], refusal["fatal"]) == ("bad-frame", True)
+    expected = "this socket speaks msgpack, not HTTP, TLS or text"
+    assert expected in refusal["message"]
+    assert await stranger.receive() is None
+    await gateway.sync()
+
+
+@pytest.mark.parametrize("size", [1, len(FRAME) - 1])
+async def test_a_frame_that_is_cut_off_is_not_applied_and_is_no_offence(
+    rig: Rig, size: int
+) -> None:
+    with capture_logs() as lines:
+        link = await rig.gateway("gw")
+        await link.send_bytes(FRAME[:size])
+        link.close()
+        await rig.until(lambda: not rig.registry.named, LONG_S)
+    (down,) = [line for line in lines if line["event"] == "link down"]
+    assert down["why"] == "closed by the other side"
+    assert not rig.counts.refused.total()
+    assert len(rig.presence) == 0
+
+
+async def test_a_gateway_cannot_log_out_list_acknowledge_or_cancel_for_another(
+    rig: Rig,
+) -> None:
+    victim = await rig.gateway("victim", kinds=["online"])
+    thief = await rig.gateway("thief")
+    await victim.send(["login", ["u"], {"conn": [5]}], ["after", "k", 600])
+    assert (await victim.records(1))[0]["seq"] == 1
+    await thief.apply(
+        ["logout", ["u"]],
+        ["keepalive", ["u"], {"conn": [5]}],
+        ["cancel", {"key": "k"}],
+        ["ack", 1],
+    )
+    for caller, rows in ((thief, []), (victim, [["u", "victim", 1, 5]])):
+        await caller.send(["list"])
+        assert (await caller.expect("list"))[0] == rows
+    assert rig.presence.ignored["other_gateway"] == 2
+    timers = "select gateway, key from timers where next is not null"
+    table = rig.log_writer.timers.table.path
+    assert disk.rows(table, timers) == [("victim", "k")]
+    assert rig.registry.unacked("victim") == 1

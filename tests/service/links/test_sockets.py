@@ -4,11 +4,13 @@ import errno
 import os
 import socket
 import stat
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import pytest
 import trio
@@ -17,6 +19,7 @@ import trio.testing
 from liveness.errors import StartError
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.sockets import UnixListener, listening, make_socket_folder
+from tests.helpers.needs import as_root
 
 
 @pytest.fixture
@@ -296,3 +299,26 @@ async def test_a_fault_of_ours_while_accepting_is_not_skipped(path: Path) -> Non
             one.connect(str(path))
             with pytest.raises(OSError, match="lost on the way"):
                 await Acceptor(unlucky, "gateway", Counter()).accept()
+
+
+# --- the credentials of a peer, by the kernel -----------------------------------------
+
+
+PROGRAM: Final = """
+import os, socket, sys
+from liveness.service.links.credentials import peer_of
+os.setgroups(range(1_000, 1_000 + int(sys.argv[1])))
+ours, theirs = socket.socketpair()
+peer = peer_of(ours)
+print(sorted(peer.groups - {os.getgid()}) == os.getgroups(), peer.pid == os.getpid())
+"""
+
+
+@as_root
+@pytest.mark.parametrize("groups", [0, 1, 64, 65, 300, 65_536])
+def test_all_groups_of_a_peer_are_known_however_many(groups: int) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(groups)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ran.stdout == "True True\n", ran.stderr

@@ -1,16 +1,15 @@
 """Answers that nobody reads: bounded in memory, on disk and in time, over all links."""
 
-import gc
 import os
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 import trio
 
-from liveness.core.wheel.record_batch import Encoded
+from liveness.core.cursors import NOT_READING
+from liveness.core.records import GATEWAY
 from liveness.service.links.link_socket import LINGER_S
 from liveness.service.storage.online_list import SpoolFull, Spools
 from tests.helpers.wire import contents
@@ -68,12 +67,6 @@ async def users_by_http(rig: Rig) -> Answer:
     return await ask(rig.sidecar.http.app("http", lambda _: None), "GET", "/v1/users")
 
 
-async def blocks(rig: Rig, number: int) -> None:
-    """Wait until the peer of this link reads no more."""
-    (link,) = (it for it in rig.registry.links.values() if it.number == number)
-    await rig.until(lambda: link.outbox._is_blocked)
-
-
 async def refusal(caller: Caller) -> dict[str, Any]:
     """The error that a link ends with, behind what was written before."""
     error: dict[str, Any] = contents(await caller.last(), "error")[0]
@@ -116,21 +109,12 @@ async def test_an_unread_list_ends_its_link_and_leaves_no_file(tmp_path: Path) -
         await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
 
 
-async def test_a_slow_reader_is_kept_as_long_as_it_reads(tmp_path: Path) -> None:
-    async with running(tmp_path, unread_s=20) as rig:
-        slow = await rig.watcher("slow")
-        await asks(slow, 40)
-        for _ in range(40):
-            await trio.sleep(4)
-            assert await slow.expect("pong") == [LARGE]
-        assert met(rig) == {}
-
-
 async def test_a_gateway_with_only_unread_records_is_kept(tmp_path: Path) -> None:
     async with running(tmp_path, unread_s=1, gateway_hold_s=1) as rig:
         hung = await rig.gateway("hung", kinds=["online"], scope="all")
         await with_users(rig)
-        await blocks(rig, 1)
+        outbox = rig.registry.named[GATEWAY, "hung"].outbox
+        await rig.until(lambda: outbox.stop == NOT_READING)
         await trio.sleep(300)
         assert met(rig) == {}
         records = await hung.records(len(USERS))
@@ -138,21 +122,6 @@ async def test_a_gateway_with_only_unread_records_is_kept(tmp_path: Path) -> Non
 
 
 # --- in memory ------------------------------------------------------------------------
-
-
-async def test_a_link_keeps_one_frame_of_unread_records(tmp_path: Path) -> None:
-    async with running(tmp_path, tail=1_000) as rig:
-        gateway = await with_users(rig)
-        await gateway.apply(["login", ["last"]])
-        before = _encoded_bytes()
-        await rig.watcher("hung", after=0, ack=False)
-        await blocks(rig, 2)
-        assert _encoded_bytes() == before
-
-
-def _encoded_bytes() -> int:
-    gc.collect()  # those of the tests before, in this process
-    return sum(len(it.maps) for it in gc.get_objects() if isinstance(it, Encoded))
 
 
 async def test_links_end_at_once_at_twice_the_bound(tmp_path: Path) -> None:
@@ -225,57 +194,6 @@ async def test_a_list_larger_than_the_bound_ends_its_link(tmp_path: Path) -> Non
         answer = await users_by_http(rig)
         assert answer.status == 503
         assert "raise limits.max_spool_bytes" in answer.error
-
-
-def no_disk(_path: Path) -> SimpleNamespace:
-    """As os.statvfs, of a disk that has nothing left but for others."""
-    return SimpleNamespace(f_bavail=1, f_frsize=10)
-
-
-@pytest.mark.parametrize("role", ["watcher", "gateway"])
-async def test_a_list_without_room_on_the_disk_ends_its_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
-) -> None:
-    least_s = 60
-    async with running(tmp_path, unread_s=20, gateway_hold_s=40) as rig:
-        await with_users(rig)
-        asker = await rig.gateway("asker", role=role, kinds=[])
-        for room_after_s in (least_s - 5, least_s - 5, 0):
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "statvfs", no_disk)
-                await asker.send(["list"], ["ping", 1])
-                assert await asker.expect("pong") == [1]
-                if room_after_s:  # in time, each time
-                    assert await asker.is_told_nothing(room_after_s)
-                else:
-                    took = await rig.until(lambda: not is_linked(rig, "asker", role))
-                    assert least_s - 2 <= took <= least_s + 2
-                answer = await users_by_http(rig)
-            if room_after_s:
-                await listed(asker)
-        told = await refusal(asker)
-        assert told["code"] == "overloaded"
-        what_to_do = "10 bytes are free on the disk of state.dir"
-        assert what_to_do in told["message"]
-        assert answer.status == 503
-        assert answer.error.startswith(what_to_do)
-        assert met(rig) == {"limits.max_spool_bytes": 4}
-
-
-async def test_no_link_ends_for_its_list_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(tmp_path, unread_s=20) as rig:
-        users = await with_users(rig)
-        asker = await rig.watcher("asker", kinds=["moved"])
-        monkeypatch.setattr(os, "statvfs", no_disk)
-        await asker.send(["list"])
-        with rig.disk_full():
-            await users.send(["login", [uid[::-1] for uid in USERS]])
-            await rig.until(lambda: rig.log_writer.failure)
-            await trio.sleep(100)
-            assert is_linked(rig, "asker")
-            assert met(rig) == {}
 
 
 async def test_spools_leave_the_log_half_of_the_free_disk(tmp_path: Path) -> None:
