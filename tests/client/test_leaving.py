@@ -68,21 +68,6 @@ def test_an_error_inside_comes_out_and_the_last_reports_are_written(
     run(main)
 
 
-def test_cancelling_what_is_inside_ends_there_and_writes_the_last_reports(
-    run: Run,
-) -> None:
-    async def main(script: ScriptedSidecar) -> None:
-        with anyio.CancelScope() as scope:
-            async with liveness.connect(script.path, name="gw") as gateway:
-                gateway.login("ada", conn=1)
-                scope.cancel()
-                await anyio.sleep_forever()
-        assert scope.cancelled_caught
-        await script.online("ada")
-
-    run(main)
-
-
 def test_a_task_of_asyncio_can_be_cancelled_in_its_own_way() -> None:
     import asyncio  # noqa: TID251 - the loop that is tested
 

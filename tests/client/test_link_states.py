@@ -8,20 +8,17 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
 import pytest
 import trio
-from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
 from liveness.client.protocol import Client
 from liveness.testing import ScriptedSidecar, scripted_sidecar
-from tests.helpers.peer import SOON_S
 
 States = list[liveness.LinkState]
 
@@ -286,36 +283,6 @@ async def test_a_fault_of_the_library_does_not_end_its_gateway(
 
 
 # --- threads and forks -----------------------------------------------------------------
-
-
-def test_a_gateway_of_threads_is_replaced_serves_on_and_resumes() -> None:
-    states: States = []
-    threads = set[str]()
-
-    def note(state: liveness.LinkState) -> None:
-        states.append(state)
-        threads.add(threading.current_thread().name)
-
-    with (
-        start_blocking_portal("trio") as portal,
-        portal.wrap_async_context_manager(scripted_sidecar(within=SOON_S)) as script,
-        liveness.connect_sync(script.path, name="gw", on_state=note) as sidecar,
-    ):
-        sidecar.login("ada", conn=1)
-        sidecar.flush()
-        with liveness.connect_sync(script.path, name="gw") as other:
-            other.connected()
-            portal.call(script.until, lambda: sidecar.state == "replaced")
-            sidecar.keepalive("ada", conn=1)
-            sidecar.message("ada", conn=1)
-            sidecar.login("eve", conn=2)
-            sidecar.resume()
-            sidecar.flush()
-        assert sidecar.state == "linked"
-        assert set(portal.call(lambda: script.users)) == {"ada", "eve"}
-        assert sidecar.stats()[-2:] == (0, 1)
-    assert states == ["linked", "replaced", "away", "linked"]
-    assert threads == {"liveness"}
 
 
 FORKING = """

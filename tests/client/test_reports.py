@@ -380,18 +380,6 @@ def test_ages_are_true_to_a_tenth_of_a_second_and_shared_within_it() -> None:
             assert 0 <= age - options["age"] <= AGE_STEP_S + 1e-3
 
 
-def test_a_bounded_number_of_logins_is_sent_at_once_and_no_keepalive_before() -> None:
-    reports = Reports(FIRST_CONN)
-    for n in range(2 * MAX_CHANGES_PER_WRITE + 1):
-        login(reports, n, n)
-        keepalive(reports, n, n)
-    for left in (MAX_CHANGES_PER_WRITE + 1, 1, 0):
-        events = {event for event, _, _ in frames(reports, 0.0)}
-        assert events == {"login"}, "no sign of life is told before its login"
-        assert reports.has_backlog == bool(left)
-        assert reports.pending - len(reports.keepalives) == left
-
-
 def test_a_timeout_holds_until_the_next_login() -> None:
     reports = Reports(FIRST_CONN)
     for timeout, shown in ((5, {"timeout": 5}), (7.5, {"timeout": 7.5}), (None, {})):
@@ -413,13 +401,3 @@ def test_logins_of_different_timeouts_go_in_frames_of_their_own() -> None:
 
 
 # --- what is sent again ----------------------------------------------------------------
-
-
-def test_what_was_not_written_when_the_link_ended_is_sent_on_the_next() -> None:
-    reports = reports_of(("ada", 1), ("bob", 2))
-    live(reports, "logout ada 1, login eve 3, keepalive bob 2")
-    next(framed(reports, max_batch=1))
-    reports.link_lost()
-    assert told(reports) == [
-        ("login", "eve", 3), ("logout", "ada", 1), ("keepalive", "bob", 2),
-    ]  # fmt: skip
