@@ -16,7 +16,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.service.http.reading import reading
+from tests.service.http.asgi import reading
 from tests.service.rig import Caller, Rig, running
 
 QUIET_S: Final = 1.0

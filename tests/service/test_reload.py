@@ -20,8 +20,7 @@ from liveness.service.app import wait_for_stop
 from liveness.service.http.bearer import read_token
 from liveness.service.http.event_stream import NOT_ALLOWED
 from liveness.service.reload import READ_S, Reloader
-from tests.service.http.asgi import ask
-from tests.service.http.reading import Event, reading
+from tests.service.http.asgi import Event, ask, reading
 from tests.service.rig import Rig, running
 
 READ = "settings read anew"

@@ -1,13 +1,16 @@
-"""Asks an ASGI application as a server would, without one."""
+"""Asks an ASGI application as a server would, without one, and reads what goes on."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import trio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
+
+LONG_S = 600.0  # virtual
 
 
 class Answer(NamedTuple):
@@ -79,3 +82,119 @@ async def ask(
     start, *bodies = sent
     body = b"".join(message.get("body", b"") for message in bodies)
     return Answer(start["status"], Headers(raw=start["headers"]), body)
+
+
+# --- answers that go on --------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    """A server-sent event, as a browser would be given it."""
+
+    name: str
+    data: Any
+    id: str | None
+
+
+class Reader:
+    """What comes of an answer; it is taken only when it is asked for."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers = Headers()
+        self.comments = 0
+        self._text = ""
+        self._more, self._pieces = trio.open_memory_channel[str](0)
+        self._gone = trio.Event()
+
+    async def receive(self) -> Message:
+        """ASGI's receive: the request, and later the client's disconnect."""
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send: waits until its data is read."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = Headers(raw=message["headers"])
+        else:
+            if message["body"]:
+                await self._more.send(message["body"].decode())
+            if not message.get("more_body"):
+                self._more.close()
+
+    async def drain(self) -> None:
+        """Take whatever comes until the end."""
+        async for _ in self._pieces:
+            pass
+
+    def leave(self) -> None:
+        """Go, without reading on."""
+        self._gone.set()
+
+    async def _line(self) -> str | None:
+        while "\n" not in self._text:
+            try:
+                self._text += await self._pieces.receive()
+            except trio.EndOfChannel:
+                assert not self._text
+                return None
+        found, _, self._text = self._text.partition("\n")
+        return found
+
+    async def event(self) -> Event | None:
+        """The next event; None when there are no more."""
+        with trio.fail_after(LONG_S):
+            return await self._event()
+
+    async def _event(self) -> Event | None:
+        fields: dict[str, str] = {}
+        while (line := await self._line()) is not None:
+            if line.startswith(":"):
+                self.comments += 1
+            elif line:
+                name, _, value = line.partition(": ")
+                assert name not in fields
+                fields[name] = value
+            elif "data" in fields:
+                return Event(
+                    fields["event"], json.loads(fields["data"]), fields.get("id")
+                )
+            else:
+                fields = {}
+        assert not fields
+        return None
+
+    async def events(self, count: int) -> list[Event]:
+        """Exactly *count* events."""
+        found: list[Event] = []
+        for _ in range(count):
+            event = await self.event()
+            assert event is not None, f"it ended after {len(found)} events"
+            found.append(event)
+        return found
+
+    async def rest(self) -> list[Event]:
+        """All that comes until the end."""
+        found: list[Event] = []
+        while (event := await self.event()) is not None:
+            found.append(event)
+        return found
+
+
+@asynccontextmanager
+async def reading(
+    app: ASGIApp, target: str, *, headers: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[Reader]:
+    """Ask for an answer that goes on; the client goes at the end of the block."""
+    reader = Reader()
+    told = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Message:
+        return told.pop() if told else await reader.receive()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(app, scope_of("GET", target, headers), receive, reader.send)
+        yield reader
+        reader.leave()
+        with trio.fail_after(LONG_S):
+            await reader.drain()

@@ -17,9 +17,8 @@ from liveness.service.http.event_stream import QUIET_S, STOPPING
 from liveness.service.http.feed_api import EVENTS_BYTES, _take_events
 from liveness.service.http.live_api import MAX_RECORDS
 from liveness.service.storage.log_tail import TailEntry
-from tests.service.http.asgi import ask
+from tests.service.http.asgi import LONG_S, Event, Reader, ask, reading
 from tests.service.http.doors import DOCUMENT, validate
-from tests.service.http.reading import LONG_S, Event, Reader, reading
 from tests.service.rig import Caller, Rig
 
 USERS = ["7", 8, 'quo"te', 2**53 + 1, "int:7", "str:int:7", "İ\u2028\\"]

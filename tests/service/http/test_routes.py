@@ -20,9 +20,8 @@ from liveness.config.settings import HttpSettings
 from liveness.metrics.counts import DOORS, HttpRefusal
 from liveness.service.http.bearer import Token
 from liveness.service.http.http_server import with_page
-from tests.service.http.asgi import ask
+from tests.service.http.asgi import ask, reading
 from tests.service.http.doors import DOCUMENT, Doors, validate
-from tests.service.http.reading import reading
 from tests.service.rig import Rig, running
 
 READ, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
