@@ -105,30 +105,6 @@ async def test_a_refused_gateway_goes_on_and_is_taken_up_when_the_sidecar_accept
     assert caplog.messages[-1] == f"gw: linked to the sidecar at {script.path}"
 
 
-async def test_pauses_begin_anew_after_a_link_that_has_lasted(
-    script: ScriptedSidecar, autojump_clock: MockClock
-) -> None:
-    async def refused(times: int) -> float:
-        """Refuse the gateway so often; return how long it took to be linked again."""
-        began = trio.current_time()
-        for n in range(times):
-            script.refuse("gw", "not-allowed")
-            await script.until(lambda n=n: len(script.refused) > seen + n)  # type: ignore[misc]
-        await reached(sidecar, "refused")
-        await reached(sidecar, "linked")
-        return trio.current_time() - began
-
-    async with liveness.connect(script.path, name="gw") as sidecar:
-        await sidecar.connected()
-        seen = 0
-        assert await refused(4) > 7  # 0.5 + 1 + 2 + 4 at least
-        seen = len(script.refused)
-        assert await refused(1) > 8  # the link has just begun
-        await trio.sleep(11)
-        seen = len(script.refused)
-        assert await refused(1) < 1.2
-
-
 async def test_a_gateway_refused_for_load_is_away_and_not_refused(
     script: ScriptedSidecar, autojump_clock: MockClock, states: States
 ) -> None:

@@ -104,20 +104,6 @@ def test_a_key_that_is_under_way_is_not_started_again_until_it_has_ended() -> No
 # --- what is forgotten ---------------------------------------------------------------
 
 
-def test_a_run_under_way_goes_on_when_its_key_is_forgotten() -> None:
-    tasks = TaskQueues()
-    queue = tasks.add_task("", MANY)
-    add(tasks, "a", "b")
-    taken(queue)
-    tasks.add(attempt(3, "a", ext="ada"))
-    tasks.add(attempt(4, "b"))
-    tasks.forget_ext("ada")
-    tasks.forget("b")
-    queue.ended(attempt(1, "a"))
-    queue.ended(attempt(2, "b"))
-    assert (taken(queue), tasks.waiting) == ([], 0)
-
-
 # --- bounds, and what is said of it ----------------------------------------------------
 
 

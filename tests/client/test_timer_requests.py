@@ -6,7 +6,6 @@ import pytest
 
 from liveness.client.timer_requests import (
     MAX_AFTER_S,
-    MAX_CONTENT_BYTES,
     MIN_AFTER_S,
     POSTPONED_S,
     TimerRequests,
@@ -14,11 +13,9 @@ from liveness.client.timer_requests import (
 from liveness.core.wire.framing import decode
 from liveness.errors import ReportError
 
-NAMES: Final = ["a", "x" * 255, "é" * 127, "order:7"]
 NO_NAMES: Final = [
     "", "x" * 256, "é" * 128, "a\n", "a\x7f", "\0", "\ud800", 7, b"a", True,
 ]  # fmt: skip
-TEXTS: Final = ["", "a\n\x7f", "x" * MAX_CONTENT_BYTES, "é" * (MAX_CONTENT_BYTES // 2)]
 NO_TEXTS: Final = ["a\0", "x" * 4_097, "é" * 2_049, "\ud800", 7, b"a"]
 NO_SECONDS: Final = [
     0, 0.0999, -1, MAX_AFTER_S + 1, float("nan"), float("inf"), True, "1", None,
@@ -76,18 +73,6 @@ def settle(requests: TimerRequests) -> None:
 # --- what may be said ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", NAMES)
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_timer_is_sent_as_it_was_asked_for(key: str, text: str) -> None:
-    requests = TimerRequests()
-    after(requests, key, 5, payload=text, ext=key)
-    after(requests, "plain", MIN_AFTER_S)
-    assert told(requests) == [
-        ("after", key, 5.0, {"payload": text, "ext": key}),
-        ("after", "plain", MIN_AFTER_S),
-    ]
-
-
 @pytest.mark.parametrize("seconds", NO_SECONDS)
 def test_seconds_that_cannot_be_are_refused(seconds: object) -> None:
     requests = TimerRequests()
@@ -122,19 +107,6 @@ def test_a_cancel_takes_exactly_one_of_both(names: tuple[Any, Any]) -> None:
 
 
 # --- answers -------------------------------------------------------------------------
-
-
-def test_answers_about_an_old_log_are_let_go_wherever_they_are() -> None:
-    requests = TimerRequests()
-    for seq in (1, 2, 3):
-        requests.done("a", seq, None)
-        after(requests, f"k{seq}")
-        if seq < 3:
-            told(requests)
-            requests.ping_sent()
-    requests.forget_answers()
-    requests.link_lost()
-    assert keys(told(requests)) == ["after k2", "after k3"]
 
 
 # --- the newest word, until a pong -----------------------------------------------------

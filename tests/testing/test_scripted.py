@@ -472,34 +472,6 @@ async def test_what_a_script_cannot_do_is_a_value_error(
 
 
 @every_loop
-def test_time_disk_and_links_go_by_the_script_under_every_loop(loop: str) -> None:
-    async def main() -> None:
-        async with (
-            scripted_sidecar(within=SOON_S) as script,
-            gateways(script, "gw") as gateway,
-        ):
-            with script.not_reading():
-                await gateway.send(["login", "ada"])
-                await script.pass_time(600)
-            with script.disk_full():
-                await gateway.send(["ping", 1])
-                await script.pass_time(30)
-                assert script.users == {}
-            assert await gateway.expect("pong") == [1]
-            assert summary(await gateway.records()) == [
-                ("ada", "offline", "silence", None)
-            ]
-            script.drop("gw")
-            assert await gateway.receive() is None
-            script.stop()
-            script.start()
-            async with gateways(script, "gw") as again:
-                await again.records()
-
-    anyio.run(main, backend=loop)
-
-
-@every_loop
 def test_a_failure_comes_out_as_it_is_and_nothing_is_left_behind(loop: str) -> None:
     folders: list[Path] = []
 
