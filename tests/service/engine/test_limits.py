@@ -70,6 +70,15 @@ async def test_only_the_hello_of_a_crowd_is_read_at_once(
     assert link.unread() == sent - PIECE_BYTES
 
 
+async def test_a_new_link_is_read_after_those_that_waited_longer(rig: Rig) -> None:
+    await (await rig.gateway("before")).sync()
+    await trio.sleep(1)
+    await rig.connect()
+    await rig.until(lambda: len(rig.registry.links) == 2)
+    before, newcomer = rig.registry.links.values()
+    assert before.read_at < newcomer.read_at
+
+
 async def test_watchers_take_no_time_from_gateways(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
