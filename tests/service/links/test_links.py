@@ -383,6 +383,28 @@ async def test_frames_of_a_fresh_gateway_wait_for_its_old_sessions(rig: Rig) -> 
     assert await gateway.expect("where") == [[[users[0], "g", 16_001, None]]]
 
 
+@pytest.mark.rig(pause_firing=100)
+async def test_a_second_link_goes_on_ending_what_a_fresh_one_lost(rig: Rig) -> None:
+    await rig.gateway_of(crowd(3_000))
+    other = await rig.gateway_of(crowd(3_000, "other"), "other")
+    with rig.disk_full():
+        # So much waits for the disk that nothing is ended yet.
+        await other.send(["logout", crowd(3_000, "other")])
+        await rig.until(lambda: rig.log_writer.failure)
+        second = await rig.connect()
+        await fresh(rig, "g", ["login", "lost with the first"])
+        await trio.sleep(1)
+        await second.send(["hello", {"protocol": 1, "name": "g"}], ["login", "kept"])
+        assert await second.is_told_nothing(5)
+    await second.expect("welcome")
+    ended = await second.records(3_000)
+    assert {(end["gateway"], end["reason"]) for end in ended} == {("g", "gateway_lost")}
+    await second.send(["list"])
+    rows, _ = await second.expect("list")
+    # It came online after all of them had ended, not before.
+    assert rows == [["kept", "g", ended[-1]["seq"] + 1, None]]
+
+
 async def test_one_walk_over_the_table_serves_many_fresh_gateways(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
