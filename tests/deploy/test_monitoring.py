@@ -1,8 +1,4 @@
-"""Dashboard and rules are a contract: they name what exists, and what fires is explained.
-
-Whether their expressions show what they are for is asked of a real Prometheus, in
-`tests/system/test_prometheus.py`; here it is what can be read off the files.
-"""
+"""Dashboard and rules are a contract: they name what exists, and what fires is explained."""
 
 import json
 import re

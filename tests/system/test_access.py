@@ -5,7 +5,6 @@ themselves: tests/core/test_access.py.
 """
 
 import http.client
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Final
@@ -15,7 +14,7 @@ import pytest
 from tests.helpers.needs import as_root
 from tests.system.client import Client
 from tests.system.conftest import Start
-from tests.system.os_users import CREW, NOBODY, SOMEBODY, Person, runs_as
+from tests.system.os_users import CREW, NOBODY, SOMEBODY, Person
 from tests.system.sidecar import SOON_S, Sidecar
 
 pytestmark = as_root
@@ -112,24 +111,6 @@ def test_the_sockets_group_is_let_in_by_whichever_of_a_users_groups_it_is(
         STRANGER.connect(sidecar.socket)
 
 
-def test_a_user_is_allowed_by_number_by_name_and_by_group(
-    start: Start, as_person: As
-) -> None:
-    sidecar = start(
-        socket_mode="0666",
-        access_gateways=f" {SOMEBODY} ,nobody,@{CREW}",
-        access_watchers="",
-    )
-    for person in (STRANGER, Person(NOBODY, 1), Person(99, 98, (CREW,))):
-        link = as_person(sidecar, person)
-        link.hello(f"gw-{person.unix_user}")
-        link.sync()
-    # Nobody at all may be a watcher, and root is only what the list says.
-    message = refused(as_person(sidecar, STRANGER), role="watcher")
-    assert "access.watchers" in message
-    assert "access.gateways" in turned_away(as_person(sidecar, ROOT_USER))
-
-
 def test_each_role_and_seeing_everyone_is_a_right_of_its_own(
     start: Start, as_person: As
 ) -> None:
@@ -199,21 +180,3 @@ def test_a_name_that_is_tied_is_used_by_its_user_only_and_the_link_goes_on(
 
 
 # --- the sidecar is an ordinary user's ----------------------------------------
-
-
-def test_an_ordinary_users_sidecar_is_its_own_its_groups_and_roots(
-    make: Start, as_person: As
-) -> None:
-    sidecar = make(socket_mode="0666", socket_group=CREW)
-    os.chown(sidecar.folder, MEMBER.unix_user, MEMBER.gid)
-    sidecar.folder.chmod(0o755)
-    sidecar.under = runs_as(MEMBER)
-    sidecar.start()
-    for path in (sidecar.socket, sidecar.admin):
-        assert (path.stat().st_uid, path.stat().st_gid) == (SOMEBODY, CREW)
-    for person in (STRANGER, OTHER_MEMBER, ROOT_USER):
-        as_person(sidecar, person).hello(f"gw-{person.unix_user}")
-        assert admin(sidecar, person) == 200
-    somebody_else = Person(SOMEBODY + 2, SOMEBODY + 2)
-    turned_away(as_person(sidecar, somebody_else))
-    assert admin(sidecar, somebody_else) == 403

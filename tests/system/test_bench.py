@@ -9,21 +9,16 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from liveness.cli import main
-from liveness.lab.bench import QUICK, floors
+from liveness.lab.bench import QUICK
 from liveness.lab.bench.suite import SCENARIOS
 from liveness.lab.bench.systems import COMPARED_SYSTEMS
 from liveness.lab.common.figures import OURS
-from liveness.lab.common.load import LoadError
-from liveness.lab.common.processes import redis_server
-from liveness.lab.common.redis_link import RedisLink, command
 from tests.helpers.tree import ROOT
 
 SCHEMA = json.loads((ROOT / "liveness/lab/bench/report.schema.json").read_text())
@@ -112,14 +107,6 @@ def test_nobody_is_early_false_or_missing(run: Run) -> None:
     assert mistakes == {(name, 0) for name in MISTAKES}
 
 
-def test_the_table_names_every_floor_and_whether_it_was_met(run: Run) -> None:
-    floors = [row for row in run.report["figures"] if row["met"] is not None]
-    assert floors
-    for row in floors:
-        verdict = "met" if row["met"] else "MISSED"
-        assert re.search(rf"\b{re.escape(row['name'])} .* {verdict}$", run.out, re.M)
-
-
 def test_without_a_terminal_progress_is_lines_and_nothing_is_left_behind(
     run: Run,
 ) -> None:
@@ -128,20 +115,6 @@ def test_without_a_terminal_progress_is_lines_and_nothing_is_left_behind(
     assert [*dict.fromkeys(said)] == places
     assert [*run.temporary.iterdir()] == []
     assert running_in(run.temporary) == []
-
-
-def test_a_missed_floor_is_shown_and_ends_the_bench_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(floors, "IDLE_READY_S", 0.0)
-    before, place = datetime.now(UTC).replace(microsecond=0), tmp_path / "report"
-    assert main.main(["bench", "--quick", "idle", "--json", str(place)]) == 1
-    out = capsys.readouterr().out
-    assert re.search(r"^idle +ready after exec .* ≤ 0 s +MISSED$", out, re.M)
-    report = json.loads(place.read_text())
-    jsonschema.validate(report, SCHEMA)
-    assert report["met"] is report["figures"][0]["met"] is False
-    assert before <= datetime.fromisoformat(report["date"]) <= datetime.now(UTC)
 
 
 def test_a_signal_ends_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -157,36 +130,4 @@ def test_a_signal_ends_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert running_in(temporary) == []
 
 
-def test_a_sidecar_that_is_lost_ends_it_with_its_last_lines(tmp_path: Path) -> None:
-    temporary = tmp_path / "t"
-    with started(temporary, "silence") as bench:
-        until(bench, "everyone is silent")
-        (sidecar,) = (
-            pid
-            for pid in running_in(temporary)
-            if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
-        os.kill(sidecar, signal.SIGKILL)
-        _, err = bench.communicate(timeout=END_S)
-    assert bench.returncode == 1
-    *log, last = err.splitlines()
-    assert last.startswith(
-        "liveness: silence could not be measured: the sidecar has ended"
-    )
-    assert '"event": "ready"' in "".join(log)
-    assert [*temporary.iterdir()] == []
-
-
 # --- other systems
-
-
-def test_a_reply_that_is_an_error_ends_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "redis.sock"
-    with redis_server(tmp_path, "--port", "0", "--unixsocket", str(path)) as server:
-        server.start()
-        with RedisLink(path) as link:
-            with pytest.raises(LoadError, match="-ERR unknown"):
-                link("SETX", "ada")
-            link.send(command("SETX", "ada"))
-            with pytest.raises(LoadError, match="-ERR unknown"):
-                link.skip(1)

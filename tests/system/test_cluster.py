@@ -1,11 +1,11 @@
 """Sidecars of several hosts on one Redis: who is online anywhere."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from tests.helpers.cluster_state import PARTITIONS, ClusterState
-from tests.helpers.redis_servers import RedisServer, redis_server
+from tests.helpers.redis_servers import RedisServer
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
 
@@ -13,20 +13,6 @@ LEASE_S = 3  # the shortest
 LOST_S = 20.0  # a host is lost within one and a half leases, on a machine that is busy
 
 Host = Callable[..., Sidecar]
-
-
-@pytest.fixture(scope="module")
-def shared_redis() -> Iterator[RedisServer]:
-    """One for the tests that leave it as it is; each begins with an empty database."""
-    with redis_server() as server:
-        yield server
-
-
-@pytest.fixture
-def redis(shared_redis: RedisServer) -> RedisServer:
-    shared_redis("FLUSHALL")
-    shared_redis("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", 0)
-    return shared_redis
 
 
 @pytest.fixture
@@ -38,16 +24,12 @@ def state(redis: RedisServer) -> ClusterState:
 def host(start: Start, redis: RedisServer) -> Host:
     """Starts the sidecar of a host, by its name."""
 
-    def started(name: str, **settings: object) -> Sidecar:
-        given = {
-            "cluster_url": redis.url,
-            "cluster_host": name,
-            "cluster_lease_s": LEASE_S,
-            "cluster_partitions": PARTITIONS,
-        }
-        return start(**given | settings)
-
-    return started
+    return lambda name: start(
+        cluster_url=redis.url,
+        cluster_host=name,
+        cluster_lease_s=LEASE_S,
+        cluster_partitions=PARTITIONS,
+    )
 
 
 def test_a_user_is_online_while_any_host_has_it(
@@ -87,41 +69,21 @@ def test_a_host_that_dies_loses_its_users_to_the_hosts_that_have_them(
     eventually(lambda: [line.get("lost") for line in other.lines].count("lost") == 1)
 
 
-def test_an_emptied_redis_is_filled_again(
+def test_while_redis_is_away_the_host_goes_on_and_then_catches_up(
     host: Host, state: ClusterState, redis: RedisServer
 ) -> None:
     sidecar = host("a")
-    sidecar.gateway("gw").send("login", [f"u{n}" for n in range(1_500)])
-    eventually(lambda: len(state.users()) == 1_500)
-    redis("FLUSHALL")
-    redis("FUNCTION", "FLUSH")
-    eventually(lambda: len(state.users()) == 1_500)
-
-
-def test_while_redis_is_away_the_host_goes_on_and_then_catches_up(
-    start: Start, state: ClusterState
-) -> None:
-    with redis_server() as own:
-        state = ClusterState(own)
-        sidecar = start(
-            cluster_url=own.url,
-            cluster_host="a",
-            cluster_lease_s=LEASE_S,
-            cluster_partitions=PARTITIONS,
-        )
-        gateway = sidecar.gateway("gw")
-        gateway.send("login", ["ada"])
-        eventually(lambda: state.hosts_of("ada") == ["a"])
-        sidecar.line("following", host="a")
-        own.kill()
-        away = sidecar.line(
-            "away: other hosts see nothing of this one until it answers; the users and "
-            "gateways of this host go on"
-        )
-        assert away["error"].endswith(
-            "; is the address right, and does Redis run there?"
-        )
-        gateway.apply("login", ["bob"])
-        assert [row[0] for row in gateway.where("ada", "bob")] == ["ada", "bob"]
-        own.start()
-        eventually(lambda: sorted(map(str, state.users())) == ["ada", "bob"])
+    gateway = sidecar.gateway("gw")
+    gateway.send("login", ["ada"])
+    eventually(lambda: state.hosts_of("ada") == ["a"])
+    sidecar.line("following", host="a")
+    redis.kill()
+    away = sidecar.line(
+        "away: other hosts see nothing of this one until it answers; the users and "
+        "gateways of this host go on"
+    )
+    assert away["error"].endswith("; is the address right, and does Redis run there?")
+    gateway.apply("login", ["bob"])
+    assert [row[0] for row in gateway.where("ada", "bob")] == ["ada", "bob"]
+    redis.start()
+    eventually(lambda: sorted(map(str, state.users())) == ["ada", "bob"])

@@ -12,9 +12,6 @@ import pytest
 from liveness.cli.main import main
 from tests.system.sidecar import Sidecar, eventually
 
-# None of them would do as it is in a URL or on a command line.
-ODD_KEYS = ["a key/with?odd&=#%+;'\\ заказ 🕒", "--json"]
-
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -25,24 +22,6 @@ def run(sidecar: Sidecar, capsys: pytest.CaptureFixture[str]) -> Run:
         return code, *capsys.readouterr()
 
     return run
-
-
-@pytest.mark.parametrize("key", ODD_KEYS)
-def test_a_timer_is_shown_retried_and_cancelled_by_key(
-    sidecar: Sidecar, name: str, run: Run, key: str
-) -> None:
-    gateway = sidecar.gateway(name)
-    gateway.apply("after", key, 3_600, {"payload": "to do", "ext": key})
-    listed = run("timers", "list", "--gateway", name, f"--ext={key}", "--json")[1]
-    assert json.loads(listed)["key"] == key
-    shown = run("timers", "show", "--json", "--", key)[1]
-    assert json.loads(shown)["payload"] == "to do"
-    assert run("timers", "retry", "--", key)[0] == 0
-    (record,) = gateway.take(1)
-    assert record["key"] == key
-    code, line, said = run("timers", "cancel", "--gateway", name, "--", key)
-    assert (code, said) == (0, "")
-    assert f"  cancelled  {name}  " in line
 
 
 def test_gateways_are_listed_and_forgotten(

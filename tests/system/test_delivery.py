@@ -95,13 +95,3 @@ def test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_
     assert seqs(as_watcher.take(2)) == [3, 4]
     as_gateway = sidecar.gateway("new", scope="all")
     assert seqs(as_gateway.take(1)) == [4]
-
-
-def test_a_reader_with_a_cursor_learns_whether_its_name_was_known(
-    sidecar: Sidecar,
-) -> None:
-    for role in ("gateway", "watcher"):
-        assert sidecar.gateway("newcomer", role=role).welcome["known"] is False
-        assert sidecar.gateway("newcomer", role=role).welcome["known"] is True
-    reader = sidecar.gateway("reader", role="watcher", ack=False)
-    assert "known" not in reader.welcome

@@ -22,8 +22,7 @@ from liveness.lab.demo import demo_host
 from liveness.lab.demo import gateway as gateway_module
 from liveness.lab.demo.plans import WITH_ONE_HOST
 from tests.helpers.needs import needs
-from tests.system.conftest import Start
-from tests.system.sidecar import Sidecar, eventually
+from tests.system.sidecar import Sidecar
 from tests.system.tty import GIVEN_BACK, TAKEN, Tty
 
 END_S = 300
@@ -192,12 +191,6 @@ def test_nobody_is_reported_falsely_whatever_is_killed_stopped_or_restarted() ->
     assert "gateway: the gateway is up again, after " in shown.out
 
 
-def test_the_demo_ends_when_its_time_and_its_script_are_over() -> None:
-    shown = ended(demo(*SMALL, 10, "--script", "9.5 stop 2"))
-    assert (shown.code, shown.err) == (0, ""), shown.out
-    assert "s   stop: SIGCONT, after 2." in shown.out
-
-
 # --- with several hosts -------------------------------------------------------------------
 
 HOSTS_OPTIONS = ("--hosts", 3, "--users", 30, "--timeout", 3, "--seconds")
@@ -216,38 +209,7 @@ def test_nobody_is_offline_that_is_on_another_host_whatever_is_killed() -> None:
     )
 
 
-@needs("redis-server")
-def test_on_a_terminal_keys_kill_hosts_and_redis_and_start_them_again() -> None:
-    with Tty("-m", "liveness", "demo", *HOSTS_OPTIONS, END_S) as tty:
-        tty.until(r"host-1 up   host-2 up   host-3 up   Redis up   \d+ online")
-        for key, said in (
-            ("2", "host-2 down"),
-            ("r", "Redis down"),
-            ("r", "Redis is up again"),
-            ("2", "host-2 is up again"),
-        ):
-            tty.type(key)
-            tty.until(said)
-        tty.type("q")
-        tty.until("done: host 2, redis 2")
-
-
 # --- ends ---------------------------------------------------------------------------------
-
-
-def test_a_child_that_ends_by_itself_ends_the_demo_with_its_last_lines(
-    tmp_path: Path,
-) -> None:
-    with demo(TMPDIR=str(tmp_path)) as running:
-        gateway_port(running.stdout)
-        sidecar, _gateway = children(running.pid)
-        os.kill(sidecar, signal.SIGKILL)
-        shown = ended(running)
-    *log, last = shown.err.splitlines()
-    assert shown.code == 1
-    assert last == "liveness: the sidecar has ended, exit code -9"
-    assert any('"event": "ready"' in line for line in log)
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- on a terminal ------------------------------------------------------------------------
@@ -311,27 +273,6 @@ def test_a_signal_gives_the_terminal_back_and_leaves_nothing_behind(
     assert not any(map(parent, begun))
 
 
-def test_a_fault_of_ours_gives_the_terminal_back() -> None:
-    planted = (
-        "import sys; from liveness.cli.main import main; from liveness.lab.demo import picture\n"
-        "picture.measures = lambda _: 1 / 0\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    with Tty("-c", planted, "demo", *OPTIONS, END_S) as tty:
-        tty.until("ZeroDivisionError")
-        tty.until("ended 1")
-        assert GIVEN_BACK in tty.out
-        assert tty.is_as_it_was
-
-
-def test_a_terminal_that_takes_nothing_holds_up_nobody() -> None:
-    with picture(SECONDS) as tty:
-        eventually(lambda: not children(tty.pid))
-        tty.until(NO_FAULT)
-        tty.until("ended 0")
-        assert tty.is_as_it_was
-
-
 # --- the gateway by itself ----------------------------------------------------------------
 
 
@@ -368,20 +309,3 @@ def test_a_copy_of_the_gateway_serves_before_the_sidecar_runs_and_closes_silent_
         assert next(lines) == {"uid": "ada", "say": "hi"}
         sidecar.start()
         assert list(lines) == [{"bye": "silence"}]
-
-
-def test_a_gateway_whose_name_another_takes_says_so_and_serves_on(
-    tmp_path: Path, start: Start
-) -> None:
-    sidecar = start()
-    with (
-        copied_gateway(tmp_path, sidecar.socket) as (first, port),
-        copied_gateway(tmp_path, sidecar.socket) as (second, _),
-    ):
-        assert first.stderr
-        line = first.stderr.readline()
-        assert line.startswith(f"own: process {second.pid} said hello as 'own'")
-        with socket.create_connection(("127.0.0.1", port), timeout=END_S) as guest:
-            guest.sendall(b'{"login": "ada"}\n')
-            assert list(json.loads(guest.makefile().readline())) == ["welcome"]
-        assert first.poll() is None

@@ -78,17 +78,3 @@ def test_without_a_descriptor_links_go_on_and_newcomers_wait_until_others_leave(
             link.close()
         goes_on(sidecar.gateway("later"), watcher, "v")
     goes_on(gateway, watcher, "w")
-
-
-def test_a_stop_without_a_descriptor_ends_as_any(start: Start) -> None:
-    sidecar = start()
-    gateway = sidecar.gateway("g")
-    gateway.apply("login", "u")
-    with few_files(sidecar, 0):
-        crowd = [sidecar.connect() for _ in range(CROWD)]
-        sidecar.line(REFUSED, socket="gateway")
-        for link in crowd:
-            link.close()
-        assert sidecar.stop() == 0
-        sidecar.start()
-    assert sidecar.line("ready")["users"] == 1

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -29,7 +28,6 @@ from tests.helpers.pages import MANUAL, blocks, example, shell_lines
 from tests.helpers.peer import listening, timer
 from tests.helpers.processes import NO_SETTINGS, ran, succeeded
 from tests.helpers.redis_servers import RedisServer
-from tests.helpers.tcp import is_held
 from tests.helpers.tree import ROOT
 from tests.system.client import Client
 from tests.system.sidecar import eventually
@@ -178,31 +176,6 @@ def served(lines: str) -> str:
     assert lines.count(loop) == 1
     lines = lines.replace(loop, listen + loop)
     return SERVER.replace("LINES", indent(lines, "    "))
-
-
-# What has a user sent more than it reads, before the loop over what it sends.
-FLOODS: Final = {
-    "while await reader": "writer.write(bytes(15_000_000))",
-    "async for data in stream": "await stream.send_all(bytes(15_000_000))",
-    "for line in self.rfile": "self.wfile.write(bytes(15_000_000))",
-}
-
-
-@pytest.mark.parametrize(("page", "has"), [*GATEWAYS, ("README.md", "sidecar.ended()")])
-def test_a_gateway_lets_go_of_a_user_who_reads_nothing(
-    page: str, has: str, environ: dict[str, str]
-) -> None:
-    """Nothing waits for the user: neither its connection, nor the next end."""
-    program = example(page, has)
-    if page == "README.md":
-        program = served(program)
-    for loop, flood in FLOODS.items():
-        program = re.sub(rf"^( *)({loop})", rf"\1{flood}\n\1\2", program, flags=re.M)
-    with gateway(program, environ) as port, ExitStack() as stack:
-        users = [stack.enter_context(person(port, b"%d\n" % uid)) for uid in range(3)]
-        eventually(
-            lambda: not any(is_held(user) for user in users), within_s=PATIENCE_S
-        )
 
 
 def check_gateway(program: str, environ: dict[str, str]) -> None:
@@ -428,22 +401,6 @@ def test_the_python_example_is_told_of_a_silent_user(environ: dict[str, str]) ->
     assert "'reason': 'silence'" in told
 
 
-@needs("nc", "netcat-openbsd")
-def test_the_link_that_is_looked_at_answers_as_shown(environ: dict[str, str]) -> None:
-    page = (ROOT / "proto/README.md").read_text()
-    ((look, end),) = re.findall(
-        r"```sh\n(\(printf .+?)```\n.+? `([0-9a-f ]+)` at the end", page, re.S
-    )
-    assert "/run/liveness/gateway.sock" in look
-    look = look.replace("/run/liveness/gateway.sock", environ["LIVENESS_SOCKET_PATH"])
-    look = look.replace("od ", "od -v -w9999 ")
-    with started("liveness serve", environ) as sidecar:
-        sidecar.line_with('"ready"')
-        shown = run(f"sh -c {shlex.quote(look)}", environ)
-    assert shown.startswith("000000 92 a7 77 65 6c 63 6f 6d 65 ")  # "welcome"
-    assert end in shown
-
-
 def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> None:
     assert run(command("version"), environ).startswith("liveness ")
     assert "timeout_s = 30" in run(command("check-config"), environ)
@@ -463,14 +420,6 @@ def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> 
             for line in SHOWN:
                 if line.startswith("liveness timers"):
                     assert "order:17" in run(line, environ)
-
-
-@needs("make")
-def test_make_serve_runs_the_sidecar(environ: dict[str, str]) -> None:
-    with started("make serve", environ) as sidecar:
-        ready = json.loads(sidecar.line_with('"ready"'))
-        with urllib.request.urlopen(f"http://{ready['http']}/readyz") as answer:
-            assert json.load(answer) == {"ready": True, "why": []}
 
 
 def demos(page: str) -> list[str]:

@@ -2,11 +2,13 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from liveness.cli.main import main
+from tests.helpers.processes import environment, ran, succeeded
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
 
@@ -94,3 +96,11 @@ def test_the_log_is_shown_by_kind_gateway_user_and_time(start: Start, run: Run) 
     shown = run(sidecar, "log")[1]
     assert len(shown.splitlines()) == 8
     assert "\x1b" not in shown
+
+
+def test_the_log_escapes_what_the_locale_cannot_show(sidecar: Sidecar) -> None:
+    sidecar.gateway("шлюз").apply("login", "Zoë/张")
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    log = (sys.executable, "-m", "liveness", "log", "--state", str(sidecar.state))
+    for options, shown in (([], r"Zo\xeb/\u5f20"), (["--json"], r'"Zo\u00eb/\u5f20"')):
+        assert shown in succeeded(ran(*log, *options, env=environment(**ascii_only)))

@@ -361,23 +361,6 @@ def test_a_disk_without_room_for_the_index_of_a_wal_is_full(
         assert log.stat().st_size > 4_062 * (24 + PAGE_BYTES)
 
 
-def test_the_reserve_is_no_room_that_commits_or_the_log_need(
-    disk_with_room: Path,
-) -> None:
-    with closing(LogStore(disk_with_room / "state")) as store:
-        free = shutil.disk_usage(disk_with_room).free
-        for log_bytes, has in (
-            (0, RESERVE_BYTES),
-            (free - 2 * RESERVE_BYTES, RESERVE_BYTES),
-            (free - RESERVE_BYTES, RESERVE_BYTES // 2),
-            (free, 0),
-            (free + 1, RESERVE_BYTES),
-        ):
-            store.reserve.make(log_bytes=log_bytes)
-            assert reserved(store.folder) == has
-            store.reserve.release()
-
-
 def reserved(state: Path) -> int:
     path = Reserve(state).path
     return path.stat().st_size if path.exists() else 0

@@ -23,7 +23,7 @@ from tests.helpers.tree import ROOT
 from tests.helpers.wire import packed
 from tests.system.client import SOON_S, Client
 from tests.system.conftest import Start
-from tests.system.sidecar import Sidecar, eventually
+from tests.system.sidecar import Sidecar
 
 MAX_FRAME_BYTES: Final = 1 << 20
 # Of memory for one hostile peer: a frame of the greatest size, kept and copied, and the
@@ -34,10 +34,6 @@ CHUNK_BYTES: Final = 1 << 16
 LONG_TIMEOUT: Final = {"timeout": 3_600}  # on a machine that is busy, too
 
 HELLO: Final = packed(["hello", {"protocol": 1, "name": "hostile"}])
-CLAIMS: Final = {
-    "an array": b"\xdd\xff\xff\xff\xff",
-    "a string": b"\xdb\xff\xff\xff\xff",
-}
 
 
 @pytest.fixture(scope="module")
@@ -56,22 +52,6 @@ def is_unharmed(link: Client) -> None:
 
 
 # --- bytes that claim more than they bring ---------------------------------------------
-
-
-@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
-def test_what_is_only_claimed_takes_no_memory_and_ends_with_the_connection(
-    sidecar: Sidecar, good: Client, claim: bytes
-) -> None:
-    rss = sidecar.rss_bytes
-    with sidecar.connect() as link:
-        # In arrays of as many: each would have room made for it.
-        link.send_bytes(
-            HELLO + b"\x92\xa5login" + b"\xdd\xff\xff\xff\xff" * 900 + claim
-        )
-        link.expect("welcome")
-        is_unharmed(good)
-        assert sidecar.rss_bytes - rss < GROWTH_BYTES
-    is_unharmed(good)
 
 
 ENDLESS: Final = {
@@ -187,29 +167,3 @@ def test_ten_thousand_who_say_nothing_are_sent_away_and_harm_nobody(
 
 
 # --- replies that nobody reads --------------------------------------------------------------
-
-LONG: Final = [f"{n:04}" + "x" * 250 for n in range(4_000)]
-MOST_REPLY_BYTES: Final = 16 << 20
-
-
-def test_answers_that_nobody_reads_are_bounded_by_their_bytes(start: Start) -> None:
-    sidecar = start()
-    good = sidecar.gateway("good")
-    good.send("login", "unharmed", LONG_TIMEOUT)
-    good.send("login", LONG)
-    is_unharmed(good)
-    rss = sidecar.rss_bytes
-    greedy = sidecar.gateway("greedy")
-    # Each answer is a megabyte, of some hundred bytes: all would be a fifth of a gigabyte.
-    question = packed(["where", LONG])
-    with suppress(ConnectionError):
-        for _ in range(200):
-            greedy.send_bytes(question)
-    greedy.wait_closed()
-    line = sidecar.line("link refused", name="greedy", code="overloaded")
-    assert f"{MOST_REPLY_BYTES} bytes" in line["detail"]
-    assert "limits.max_reply_bytes" in line["detail"]
-    assert sidecar.rss_bytes - rss < 3 * MOST_REPLY_BYTES
-    is_unharmed(good)
-    eventually(lambda: sidecar.metric("liveness_links", role="gateway") == 1)
-    sidecar.gateway("greedy").sync()

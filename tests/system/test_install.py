@@ -5,16 +5,13 @@ alone give it a stand-in for Python, which makes environments of one file. On a 
 with systemd: `tests/machine/test_systemd.py`.
 """
 
-import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -97,14 +94,6 @@ def test_everybody_may_read_it_and_only_its_owner_may_change_it(
             assert mode == (0o755 if runs else 0o644), f"{path} {mode:o}"
 
 
-def test_no_file_names_the_folder_that_it_was_staged_in(installed: Path) -> None:
-    assert ran("grep", "-rlF", str(installed), str(installed)).stdout == ""
-    program = (installed / "opt/liveness/bin/liveness").read_text()
-    assert program.startswith(f"#!{PREFIX}/bin/python\n")
-    link = installed / "usr/local/bin/liveness"
-    assert str(link.readlink()) == f"{PREFIX}/bin/liveness"
-
-
 def test_the_settings_are_the_example_with_a_services_paths(installed: Path) -> None:
     path = installed / SETTINGS[1:]
     sections = tomllib.loads(path.read_text())
@@ -119,26 +108,6 @@ def test_the_settings_are_the_example_with_a_services_paths(installed: Path) -> 
     # The paths are those that the sidecar's user gets by default as root.
     client = load(file=path, environ={"HOME": "/"}, unix_user=1_000)
     assert client == load(file=path, environ={"HOME": "/"}, unix_user=0)
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("liveness timers ", {"list", "show", "cancel", "retry"}),
-        ("liveness serve --s", {"--socket", "--state", "--slots"}),
-        ("liveness serve --config /et", set[str]()),  # so bash offers files
-    ],
-)
-def test_bash_completes(installed: Path, line: str, offered: set[str]) -> None:
-    script = f"""
-        source {installed}/usr/share/bash-completion/completions/liveness
-        [[ $(complete -p liveness) =~ -o\\ default\\ -F\\ (.*)\\ liveness ]]
-        COMP_LINE={line!r} COMP_WORDS=({line} {"''" if line.endswith(" ") else ""})
-        COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMP_POINT=${{#COMP_LINE}}
-        "${{BASH_REMATCH[1]}}"
-        echo "${{COMPREPLY[@]}}"
-    """
-    assert {*ran("bash", "-uc", script).stdout.split()} == offered
 
 
 # --- what is refused
@@ -215,17 +184,6 @@ def test_only_root_installs_without_destdir(public: tuple[Path, Path]) -> None:
         "liveness: only root can install in /opt/liveness: sudo make install, or name a "
         "folder of your own with DESTDIR="
     )
-
-
-@as_root
-def test_a_folder_that_cannot_be_written_is_refused(public: tuple[Path, Path]) -> None:
-    folder, script = public
-    why = ": it is no folder, or you may not write there"
-    line = refused("install", {"DESTDIR": str(folder)}, NOBODY, script)
-    assert line == f"liveness: nothing can be made in {folder}{why}"
-    (folder / "dest").touch()
-    line = refused("install", {"DESTDIR": str(folder / "dest")}, 0, script)
-    assert line == f"liveness: nothing can be made in {folder / 'dest'}{why}"
 
 
 # --- the script alone
@@ -316,33 +274,6 @@ def test_an_upgrade_keeps_settings_and_finishes_an_interrupted_one(
     assert files(quick.dest) == {SETTINGS, *OUTSIDE}
 
 
-@contextmanager
-def mounted(folder: Path) -> Iterator[None]:
-    """A file system in memory at *folder*, which is made."""
-    require_root()
-    folder.mkdir()
-    subprocess.run([require("mount"), "-t", "tmpfs", "tmpfs", folder], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.mark.parametrize("name", ["liveness", "liveness.new"])
-def test_the_remains_of_an_interrupted_removal_go(quick: Quick, name: str) -> None:
-    assert quick.run("install").returncode == 0
-    whole = quick.prefix.with_name(name)
-    quick.prefix.rename(whole)
-    for number in range(20):  # whichever comes first
-        (whole / f"{number}").touch()
-    with mounted(whole / "busy"):
-        assert quick.run("uninstall").returncode != 0
-        assert (whole / ".made").exists()
-    assert quick.run("uninstall").returncode == 0
-    assert files(quick.dest) == {SETTINGS}
-    assert not whole.exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_upgrade_that_is_interrupted_leaves_a_whole_program(
     quick: Quick, number: signal.Signals
@@ -382,28 +313,3 @@ def test_uninstall_leaves_settings_and_state_and_purge_nothing(
     left = {SETTINGS, state, "/etc", "/etc/liveness", "/var/lib/liveness"}
     not_made = {"/var", "/var/lib"}  # by the script
     assert there == not_made | (set() if purge else left)
-
-
-def test_a_purge_needs_no_installation(quick: Quick) -> None:
-    assert quick.run("install").returncode == 0
-    assert quick.run("uninstall").returncode == 0
-    refused("uninstall", quick.environ)
-    done = quick.run("uninstall", PURGE="1")
-    assert (done.returncode, files(quick.dest)) == (0, set())
-
-
-def test_two_at_once_take_turns_and_say_so(quick: Quick) -> None:
-    assert quick.run("install").returncode == 0
-    held = os.open(quick.dest, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    with subprocess.Popen(
-        [SCRIPT, "uninstall"], env=quick.environ, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert line == "liveness: waiting for another make install or uninstall\n"
-        assert quick.prefix.exists()
-        os.close(held)
-        process.communicate()
-    assert process.returncode == 0
-    assert not quick.prefix.exists()

@@ -78,21 +78,6 @@ def check_order(reader: TopicReader) -> None:
         assert of_user == sorted(of_user), key
 
 
-def test_a_sidecar_that_is_killed_loses_no_record(
-    sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
-) -> None:
-    sidecar.start()
-    come_and_go(sidecar, 1_000)
-    reader.until(lambda: len(reader.places) >= 500)
-    cluster.go_away()
-    come_and_go(sidecar, 1_000)
-    sidecar.kill()  # with records in flight, and a cursor that is older
-    cluster.come_back()
-    sidecar.start()
-    come_and_go(sidecar, 1_000)
-    check(sidecar, reader)
-
-
 def test_a_broker_of_another_make_is_sent_each_record(
     make: Start, tmp_path: Path
 ) -> None:

@@ -6,12 +6,10 @@ the sidecar itself.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from time import CLOCK_MONOTONIC, clock_gettime, time_ns
 from typing import Final, get_type_hints
 
 import pytest
@@ -209,41 +207,6 @@ def test_a_silent_user_leaves_and_the_feed_says_why(
     expect(page.locator("body[data-fired]")).to_have_count(1)
 
 
-def test_an_older_connection_that_is_read_last_looks_like_no_move(
-    sidecar: Sidecar, open_page: Open, name: str
-) -> None:
-    page = open_page(sidecar)
-    clock = [clock_gettime(CLOCK_MONOTONIC), time_ns() / 1e9]
-    gateway = sidecar.gateway(name, clock=clock)
-    told = {"moves": f"by login, from {name}"}
-    told["stays"] = f"by login, an older connection of {name}"
-    began = clock[0]
-    gateway.send("login", ["moves", "stays"], {"conn": [1, 2], "began": began})
-    gateway.send("login", "moves", {"conn": 3, "began": began})
-    gateway.apply("login", "stays", {"conn": 1, "began": began - 1})
-    for uid, why in told.items():
-        moved = page.locator('#records [data-kind="moved"]', has_text=uid)
-        expect(moved.locator(".why")).to_have_text(why)
-
-
-def test_users_who_speak_jump_ahead_unless_motion_is_not_wanted(
-    start: Start, open_page: Open
-) -> None:
-    sidecar = start(3)
-    uids = [f"u{n}" for n in range(200)]
-    gateway = arrive(sidecar, "gw", *uids)
-    page, calm = open_page(sidecar), open_page(sidecar, reduced_motion="reduce")
-    for part in range(40):
-        gateway.send("keepalive", uids[part % 8 :: 8])
-        page.wait_for_timeout(100)  # users are spread over the wheel by speaking on
-        if page.locator("#dots circle").count():
-            break
-    expect(page.locator("#dots circle")).not_to_have_count(0)
-    assert calm.locator("#dots circle").count() == 0
-    hand = calm.locator("#hand").get_attribute("transform")
-    expect(calm.locator("#hand")).not_to_have_attribute("transform", hand or "")
-
-
 def test_the_feed_is_filtered_and_pauses(
     sidecar: Sidecar, open_page: Open, name: str
 ) -> None:
@@ -268,27 +231,6 @@ def test_the_feed_is_filtered_and_pauses(
     pause.click()
     expect(page.locator("#records .record")).to_have_count(2)
     expect(page.locator("#records .record").first).to_contain_text(f"c-{name}")
-
-
-def test_the_feed_of_users_has_their_first_devices_and_their_last(
-    sidecar: Sidecar, start: Start, open_page: Open, name: str
-) -> None:
-    expect(open_page(sidecar).locator("#filter-devices")).to_be_hidden()
-    counting = start(presence_device_separator="/")
-    page = open_page(counting)
-    gateway = arrive(counting, name, "ada/a", "ada/b", "eve/a")
-    expect(page.locator("#users-caption")).to_have_text("devices of 2 users")
-    assert "2 devices online" in record(page, "ada/b")
-    page.evaluate("location.hash = 'uid=ada'")
-    expect(page.locator("#explained .sentence")).to_contain_text("2 devices")
-    expect(page.locator("#explained .why").first).to_contain_text("ada/b: by login")
-    expect(page.locator("#explained dt")).to_have_text(["User"])
-    page.get_by_label("users only").check()
-    expect(page.locator("#records .record")).to_have_count(2)
-    is_live(page)
-    gateway.apply("logout", ["ada/a", "ada/b"])
-    expect(page.locator("#records .record")).to_have_count(3)
-    assert "0 devices online" in record(page, "ada/b")
 
 
 def test_why_a_stream_was_refused_is_of_no_concern_to_the_next(
@@ -528,31 +470,6 @@ def test_a_logout_that_ends_no_session_is_no_users(
     assert 2 < max(read_back(page.locator("#chart-events .plot"), "logout")) <= 6
 
 
-def test_a_storm_is_shown_with_what_to_do(start: Start, open_page: Open) -> None:
-    settings = {"guard_least_users": 20, "guard_hold_s": 600}
-    sidecar = start(1, guard_enabled="true", **settings)
-    page = open_page(sidecar)
-    arrive(sidecar, "gw 1's", *(f"u{n}" for n in range(40)))
-    notice = page.locator(".notice", has_text="Storm guard holds 40 users")
-    expect(notice).to_contain_text("gw 1's")
-    expect(page.locator("#gateways .row")).to_contain_text("held")
-    assert page.title().startswith("(!) ")
-
-
-def test_a_name_that_was_replaced_is_shown_with_its_process(
-    start: Start, open_page: Open
-) -> None:
-    sidecar = start(30)
-    arrive(sidecar, "gw-1", "stays")
-    page = open_page(sidecar)
-    troubles = page.locator("#troubles")
-    expect(page.locator("#users")).to_have_text("1")
-    expect(troubles).to_be_hidden()
-    arrive(sidecar, "gw-1", "comes")
-    expect(troubles).to_contain_text("gateway gw-1: replaced by another process, once")
-    expect(troubles).to_contain_text(f"process {os.getpid()} of Unix user")
-
-
 def test_after_a_restart_the_page_goes_on_by_itself(
     tmp_path: Path, open_page: Open
 ) -> None:
@@ -599,21 +516,6 @@ def test_names_are_shown_as_text_whatever_they_say(
     for width, height in ((390, 844), (320, 640)):  # telephones
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate(IS_WITHIN_THE_WINDOW)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_can_be_read_in_both_schemes(
-    sidecar: Sidecar, open_page: Open, scheme: str
-) -> None:
-    page = open_page(sidecar, color_scheme=scheme)
-    arrive(sidecar, f"gw {scheme}", f"seen in {scheme}").close()
-    record(page, f"seen in {scheme}")
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    lightness = sum(map(int, re.findall(r"\d+", ground)[:3])) / 3
-    assert (lightness > 200) == (scheme == "light")
-    found = page.evaluate(CONTRASTS)
-    assert len(found) > 60
-    assert [text for text in found if text["ratio"] < 4.5] == []
 
 
 def test_all_is_reached_and_read_out_by_keyboard(
@@ -669,36 +571,6 @@ def read_back(plot: Locator, name: str) -> list[float]:
 
 
 IS_WITHIN_THE_WINDOW: Final = "document.documentElement.scrollWidth <= innerWidth"
-# Every text that is shown, with the contrast to what is behind it.
-CONTRASTS: Final = """() => {
-  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
-  const luminance = ([r, g, b]) => {
-    const [x, y, z] = [r, g, b].map((c) =>
-      c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-  };
-  const ground = (element) => {
-    for (let one = element; one; one = one.parentElement) {
-      const found = channels(getComputedStyle(one).backgroundColor);
-      if (found[3] !== 0) return found;
-    }
-    return [255, 255, 255];
-  };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  const found = [];
-  while (walker.nextNode()) {
-    const text = walker.currentNode.textContent.trim();
-    const element = walker.currentNode.parentElement;
-    if (!text || !element.checkVisibility() || element.closest("script")) continue;
-    const style = getComputedStyle(element);
-    const isDrawn = element instanceof SVGElement;
-    const color = luminance(channels(isDrawn ? style.fill : style.color));
-    const behind = luminance(ground(element));
-    const [light, dark] = [Math.max(color, behind), Math.min(color, behind)];
-    found.push({ text, ratio: (light + 0.05) / (dark + 0.05) });
-  }
-  return found;
-}"""
 # Remembers that a dot left the ring, where it is for a moment only.
 WATCH_FIRED: Final = """() => {
   const dots = document.getElementById("dots");

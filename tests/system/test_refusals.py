@@ -16,7 +16,6 @@ from tests.system.client import Client
 from tests.system.sidecar import Sidecar
 
 MAX_FRAME_BYTES: Final = 1 << 20
-MOST_REFUSED: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +133,3 @@ def test_without_a_good_hello_the_link_ends(
     assert refusal.items() >= {"code": offence.code, "fatal": True, "n": 1}.items()
     assert link.receive() is None
     assert online(watchful, NAMED) == set()
-
-
-def test_too_many_refused_frames_end_the_link_and_what_follows_is_not_applied(
-    offender: Client, watchful: Client
-) -> None:
-    bad, too_many = packed(["nonsense"]), MOST_REFUSED + 1
-    offender.send_bytes(BEFORE + bad * too_many + BEHIND)
-    codes = [offender.refusal()["code"] for _ in range(too_many)]
-    assert codes == ["unknown-frame"] * MOST_REFUSED + ["overloaded"]
-    assert offender.receive() is None
-    assert online(watchful, NAMED) == {"before", "held"}

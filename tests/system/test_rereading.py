@@ -12,7 +12,6 @@ from tests.system.client import Client
 from tests.system.conftest import Start
 from tests.system.os_users import CREW, SOMEBODY, Person
 from tests.system.sidecar import Line, Sidecar, eventually
-from tests.system.tty import Tty
 
 MEMBER = Person(SOMEBODY, SOMEBODY, (CREW,))
 READ = "settings read anew"
@@ -88,15 +87,3 @@ def test_a_signal_amid_the_start_waits_and_a_pipe_is_read_at_the_start_only(
     assert sidecar.line(WRONG)["error"].startswith(f"{path}: it is no regular file, ")
     assert sidecar.get("/readyz")[0] == 200
     assert sidecar.stop() == 0
-
-
-def test_on_a_terminal_it_ends_in_order_when_that_is_closed(make: Start) -> None:
-    sidecar = make()
-    with Tty(*sidecar.command()[1:]) as tty:
-        tty.until("starting")
-        tty.until("ready")
-        assert sidecar.socket.exists()
-        os.kill(tty.pid, signal.SIGHUP)
-        tty.until("stopped")
-        tty.until("ended 0")
-    assert not sidecar.socket.exists()

@@ -70,21 +70,6 @@ def test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record(
     assert not watcher.records
 
 
-@pytest.mark.parametrize("moment", ["at once", "as it starts"])
-def test_a_stop_that_comes_at_the_start_leaves_nothing_behind(
-    make: Start, moment: str
-) -> None:
-    sidecar = make()
-    sidecar.launch()
-    if moment == "as it starts":
-        sidecar.line("starting")
-    # Until it handles the signal itself, the system ends it.
-    assert sidecar.stop(within_s=STOP_S) in (0, -signal.SIGTERM)
-    assert not any("text" in line for line in sidecar.lines), sidecar.lines
-    assert not sidecar.socket.exists()
-    assert not sidecar.admin.exists()
-
-
 # --- a crash ------------------------------------------------------------------------------
 
 
@@ -115,27 +100,3 @@ def test_after_a_crash_users_sessions_and_conns_are_as_they_were(start: Start) -
     a.apply("logout", ["adopting", "v", "u"], {"conn": [76, 2, 1]})
     (offline,) = watcher.take(1)
     assert (offline["seq"], offline["uid"], offline["session"]) == (8, "u", 1)
-
-
-def test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse(
-    start: Start,
-) -> None:
-    sidecar = start()
-    link = sidecar.gateway("a")
-    watcher = sidecar.watcher("w", ack=True)
-    link.send("login", ["u", "v", "w"])
-    link.send("logout", ["u", "v", "w"])
-    first, second, third = link.take(3)
-    link.send("ack", first["seq"])
-    everything = watcher.take(6)
-    watcher.apply("ack", 5)
-    # A commit takes the cursors along.
-    link.apply("login", "x")
-    crash_and_restart(sidecar)
-    link = sidecar.gateway("a")
-    assert link.next == 8
-    assert link.take(2) == [second, third]
-    link.apply("login", "y")
-    again = sidecar.gateway("w", role="watcher", scope="all").take(3)
-    assert again[0] == everything[5]
-    assert [(r["seq"], r["uid"]) for r in again[1:]] == [(7, "x"), (8, "y")]

@@ -20,7 +20,6 @@ from tests.system.sidecar import Sidecar
 from tests.system.test_delivery import (  # noqa: F401
     test_a_hello_may_name_where_to_read_on,
     test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
-    test_a_reader_with_a_cursor_learns_whether_its_name_was_known,
     test_what_was_not_acknowledged_comes_again_after_a_reconnect,
 )
 from tests.system.test_refusals import (  # noqa: F401
@@ -28,17 +27,13 @@ from tests.system.test_refusals import (  # noqa: F401
     online,
     test_a_bad_frame_is_refused_and_the_link_goes_on,
     test_a_bad_stream_ends_its_link,
-    test_too_many_refused_frames_end_the_link_and_what_follows_is_not_applied,
     test_without_a_good_hello_the_link_ends,
 )
 from tests.system.test_restart import (  # noqa: F401
     test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
-    test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse,
     test_after_a_crash_users_sessions_and_conns_are_as_they_were,
 )
 from tests.system.test_timers import (  # noqa: F401
-    test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext,
-    test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
     test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given,
 )
 
