@@ -6,7 +6,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,6 @@ import pytest
 
 from liveness import __version__
 from liveness.cli import main
-from liveness.config.settings import SETTINGS
-from liveness.core.records import KINDS
-from liveness.core.timer_states import STATES
 from liveness.errors import ConfigError, LivenessError
 from tests.helpers.log_setup import log_setup_restored
 from tests.helpers.processes import Done, environment, ran, succeeded
@@ -26,7 +23,6 @@ TIMERS, WEBHOOKS = (
     sorted(f"{group} {name}" for name in main.app[group] if not name.startswith("-"))
     for group in ("timers", "webhooks")
 )
-FLAGS = [setting.flag for setting in SETTINGS if setting.flag]
 
 
 Run = Callable[[str], tuple[int, str, str]]
@@ -56,30 +52,6 @@ def test_every_help_ends_with_an_example_of_its_command(run: Run, command: str) 
     assert code == 0
     last = shown.splitlines()[-1].strip()
     assert re.fullmatch(rf"Example: liveness {command}.*", last)
-
-
-@pytest.mark.parametrize("line", ["", "--help", "-h"])
-def test_without_a_command_the_help_lists_all_of_them(run: Run, line: str) -> None:
-    code, shown, _ = run(line)
-    assert code == 0
-    described = dict(re.findall(r"^│ ([a-z-]+) +(\w.*?) +│$", shown, re.M))
-    assert sorted(described) == COMMANDS
-
-
-def test_the_flags_of_serve_are_those_of_the_settings() -> None:
-    arguments = main.app["serve"].assemble_argument_collection()
-    flags = {name for argument in arguments for name in argument.names}
-    assert flags == {*FLAGS, "--config"}
-
-
-@pytest.mark.parametrize(
-    ("flag", "choices"), [("watch --kind", KINDS), ("timers list --state", STATES)]
-)
-def test_a_wrong_choice_names_all_there_are(
-    run: Run, flag: str, choices: Collection[str]
-) -> None:
-    _, _, line = run(f"{flag} ?")
-    assert re.findall(r'"(\w+)"', line) == list(choices)
 
 
 # --- mistakes -------------------------------------------------------------------------
@@ -130,18 +102,6 @@ def test_an_argument_in_a_line_is_escaped_once(run: Run, arguments: str) -> None
         assert re.search(r"/é\\x1b]0;\\x07\\x9b\\u202e\\udcff\\", line)
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.parametrize("text", ["", "\0"])
-def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
-    run: Run, flag: str, text: str
-) -> None:
-    (name,) = (setting.name for setting in SETTINGS if setting.flag == flag)
-    code, _, line = run(f"serve {flag}={text}")
-    assert code == os.EX_CONFIG == 78
-    assert line.startswith(f"liveness: {name} is {text!r} (flag {flag}): ")
-    assert line.count("\n") == 1
-
-
 @pytest.mark.parametrize("command", ["serve", "check-config"])
 def test_all_wrong_settings_are_reported_a_line_each(
     run: Run, command: str, monkeypatch: pytest.MonkeyPatch
@@ -183,16 +143,6 @@ def test_a_bug_that_ends_serve_is_a_line_of_the_log(
     assert "Traceback" in line["exception"]
 
 
-def test_the_places_are_logged_before_anything_is_made(tmp_path: Path) -> None:
-    socket, state = tmp_path / "no/such/gateway.sock", tmp_path / "state"
-    ended = process("serve", "--socket", str(socket), "--state", str(state))
-    assert ended.returncode == 78
-    starting, *_, failed = map(json.loads, ended.stderr.splitlines())
-    assert (starting["event"], starting["state"]) == ("starting", str(state))
-    assert f"{socket.parent}: the socket's folder cannot be made" in failed["error"]
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -217,15 +167,6 @@ def test_what_a_person_did_ends_it_in_a_nursery_or_not(
 ) -> None:
     monkeypatch.setattr(main, "app", raising(error))
     assert run("version") == (code, "", line)
-
-
-@pytest.mark.parametrize("command", ["serve", "log"])
-def test_ctrl_c_during_an_import_ends_it_silently(command: str, tmp_path: Path) -> None:
-    # In the place of a package that every command imports.
-    interrupting = "import signal\nsignal.raise_signal(signal.SIGINT)"
-    (tmp_path / "cyclopts.py").write_text(interrupting)
-    ended = process(command, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(
@@ -325,14 +266,3 @@ def test_a_reader_who_goes_away_ends_it_quietly() -> None:
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, b"")
-
-
-def test_streams_that_were_closed_beforehand_do_no_harm() -> None:
-    closed = 'exec "$0" -m liveness "$@" <&- >&- 2>&-'
-    ended = subprocess.run(["sh", "-c", closed, sys.executable, "version"], check=False)
-    assert ended.returncode == 0
-
-
-def test_a_full_stderr_leaves_the_exit_code_as_it_is() -> None:
-    words = ["sh", "-c", 'exec "$0" -m liveness history 2>/dev/full', sys.executable]
-    assert subprocess.run(words, timeout=120, check=False).returncode == 2

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import tarfile
 from contextlib import closing
 from pathlib import Path
@@ -141,20 +140,3 @@ def test_what_cannot_be_done_is_refused(
 
 
 # --- compare --------------------------------------------------------------------------
-
-
-def test_compare_tells_what_only_one_of_both_reported(
-    state: Path, command: Command
-) -> None:
-    theirs = state.parent / "theirs.jsonl"
-
-    def compared(*offlines: tuple[str, int]) -> tuple[int, str, str]:
-        lines = [{"uid": uid, "at": AT_MS + 1_000 * at} for uid, at in offlines]
-        theirs.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        return command("compare", theirs, "--state", state, "--within", 10)
-
-    code, shown, told = compared(("ada", 61), ("bob", 80))
-    assert code == 3
-    assert re.search(r"^only there  \S+ \S+  bob  line 2  online here$", shown, re.M)
-    assert f"comparing with the log in {state}" in told
-    assert compared(("ada", 61))[0] == 0

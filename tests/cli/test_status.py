@@ -11,7 +11,6 @@ from liveness.cli import status
 from liveness.cli.main import main
 from liveness.console.admin_client import CommandError, request_json
 from liveness.service.http.summary import quantile
-from liveness.text import duration
 from tests.helpers.admin_server import Admin, answering
 
 READY: Final = (200, b'{"ready": true, "why": []}')
@@ -234,15 +233,6 @@ def test_the_screen_shows(admin: Admin, path: Path, case: str) -> None:
     assert text in screen(path)
 
 
-def test_rows_without_news_are_left_out(admin: Admin, path: Path) -> None:
-    timers = {"pending": 0, "fired": 0, "failed": 0, "done": 9}
-    answer(admin, timers=timers, held={"storm": 0}, **gateways({"fine": 15}))
-    shown = screen(path)
-    assert [page for page, _ in admin.asked] == ["/v1/wheel"]
-    for name in ("cadence", "\ntimers", "\nrefused "):
-        assert name not in shown
-
-
 def test_names_refused_or_replaced_within_the_hour_are_on_the_screen(
     admin: Admin, path: Path
 ) -> None:
@@ -308,19 +298,6 @@ def test_a_sidecar_of_another_version_is_named_as_one(admin: Admin, path: Path) 
     answer(admin, total=1)
     with pytest.raises(CommandError, match="has another version: restart it, or use"):
         screen(path)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0.9, "0 s"),
-        (59, "59 s"),
-        (3_600, "1 h 0 min 0 s"),
-        (90_061, "1 d 1 h 1 min 1 s"),
-    ],
-)
-def test_a_duration_begins_with_its_largest_unit(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
 
 
 INF: Final = float("inf")

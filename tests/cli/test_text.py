@@ -12,10 +12,8 @@ from liveness.text import (
     escaped,
     from_json,
     json_ready,
-    relative,
     uid_of,
     uid_text,
-    utc_time,
 )
 from tests.helpers.strategies import BOUNDED
 
@@ -72,20 +70,6 @@ def test_an_integer_beyond_2_53_is_a_string_in_json(
     assert record["uid"] == uid
 
 
-conns = st.none() | st.integers(0, 2**63 - 1)
-
-
-@BOUNDED
-@given(uids.filter(is_uid), conns, conns)
-def test_a_record_is_read_back_from_its_json(
-    uid: str | int, conn: int | None, from_conn: int | None
-) -> None:
-    record = {"seq": 1, "uid": uid, "conn": conn, "from_conn": from_conn}
-    as_json = json.dumps(json_ready(record))
-    # A reader that has doubles only.
-    assert from_json(json.loads(as_json, parse_int=lambda n: int(float(n)))) == record
-
-
 @BOUNDED
 @given(st.text(st.characters()))
 @example("\\n")  # a backslash and a letter: not what a line feed is shown as
@@ -102,23 +86,3 @@ def test_what_is_escaped_is_printable_and_can_be_read_back(text: str) -> None:
         shown,
     )
     assert read_back == text
-
-
-def test_a_moment_is_shown_in_utc_to_the_millisecond() -> None:
-    assert utc_time(1_800_000_000_007) == "2027-01-15T08:00:00.007Z"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0, "now"),
-        (-0.4, "now"),
-        (-3.2, "3 s ago"),
-        (115, "in 115 s"),
-        (119, "in 2 min"),
-        (-36 * 3_600, "36 h ago"),
-        (72 * 3_600 - 0.01, "in 3 d"),
-    ],
-)
-def test_how_far_off_a_moment_is_has_one_unit(seconds: float, shown: str) -> None:
-    assert relative(seconds) == shown

@@ -57,13 +57,6 @@ def test_a_list_has_a_line_for_each_timer(admin: Admin, run: Any) -> None:
     )
 
 
-def test_the_flags_of_list_are_sent_as_a_query(admin: Admin, run: Any) -> None:
-    asked = "/v1/timers?gateway=g%2F+1&state=failed&ext=%C3%A9%26&limit=7"
-    admin.pages[asked] = page()
-    flags = ["--gateway", "g/ 1", "--state", "failed", "--ext", "é&", "--limit", "7"]
-    assert run("list", *flags) == (0, "", "")
-
-
 def test_a_list_goes_on_until_there_are_no_more(admin: Admin, run: Any) -> None:
     admin.pages |= {
         "/v1/timers?limit=100": page(*[PENDING] * 100, next="900"),
@@ -86,15 +79,6 @@ def test_a_list_ends_at_its_limit_and_says_that_there_may_be_more(
     assert told == (
         "liveness: there may be more than these 150: see them with a larger --limit\n"
     )
-
-
-def test_as_json_a_line_is_the_timer_and_steers_no_terminal(
-    admin: Admin, run: Any
-) -> None:
-    admin.pages["/v1/timers?limit=100"] = page(PENDING, FAILED, next=None)
-    _, shown, _ = run("list", "--json")
-    assert shown.replace("\n", "").isprintable()
-    assert [json.loads(line) for line in shown.splitlines()] == [PENDING, FAILED]
 
 
 def test_all_that_is_kept_of_a_timer_is_shown(admin: Admin, run: Any) -> None:

@@ -21,10 +21,6 @@ LETTER = {
 ACCEPTED = {
     "webhook": "mail", "accepted": True, "status": 204, "answer": "", "seconds": 0.0125
 }  # fmt: skip
-REFUSED = {
-    "webhook": "mail", "id": 17, "accepted": False, "status": None,
-    "answer": "it did not\x1b answer within 10 s", "seconds": 10.0,
-}  # fmt: skip
 
 
 def answer(**found: Any) -> tuple[int, bytes]:
@@ -36,16 +32,6 @@ def test_a_test_shows_what_the_receiver_answered(admin: Admin, run: Any) -> None
     assert run("test", "mail") == (0, "mail: accepted: status 204 after 0.013 s\n", "")
     assert json.loads(run("test", "mail", "--json")[1]) == ACCEPTED
     assert {body for _, body in admin.asked} == {b'{"webhook": "mail"}'}
-
-
-def test_a_refused_test_is_exit_code_1(admin: Admin, run: Any) -> None:
-    admin.pages["/v1/webhooks/test"] = answer(**REFUSED)
-    assert run("test", "mail") == (
-        1,
-        "mail: not accepted: no answer after 10.000 s  "
-        "it did not\\x1b answer within 10 s\n",
-        "",
-    )
 
 
 def test_a_dead_letter_is_a_line_with_its_record(admin: Admin, run: Any) -> None:
