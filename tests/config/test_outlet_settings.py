@@ -13,13 +13,11 @@ from liveness.cli.check_config import effective, outlet_faults
 from liveness.config.outlet_settings import (
     MOST_OUTLETS,
     OUTLETS,
-    WAITS_S,
     KafkaSettings,
     WebhookSettings,
     secret_key,
 )
 from liveness.config.settings import Config, outlet_settings
-from liveness.core.records import SESSION_KINDS
 from liveness.core.sessions.damping import MOST_SETTLE_S
 from liveness.errors import ConfigError
 from tests.config.test_settings import BARE, EXAMPLE, loaded, refused
@@ -41,29 +39,6 @@ def kafka(toml: str, tmp_path: Path) -> KafkaSettings:
 
 
 # --- sections -------------------------------------------------------------------------
-
-
-def test_each_outlet_has_settings_of_its_own(tmp_path: Path) -> None:
-    toml = (
-        f"{SIGNED}settle_s = 20\n[webhooks.0-b_c]\nurl = 'https://b/'\nsecret_file = '/t'\n"
-        f"{KAFKA}kinds = 'offline'\n"
-    )
-    found = loaded(toml, tmp_path)
-    mail, other = found.webhooks.values()
-    assert [*found.webhooks] == ["mail", "0-b_c"]
-    assert (mail.settle_s, other.settle_s) == (20.0, 0.0)
-    assert (mail.secret_file, other.secret_file) == (Path("/s"), Path("/t"))
-    assert mail.kind_set == {*SESSION_KINDS}
-    bus = found.kafka["bus"]
-    assert bus.kind_set == {"offline"}
-    assert found.sources["webhooks.mail.settle_s"] == str(tmp_path / "l.toml")
-    assert "webhooks.0-b_c.settle_s" not in found.sources
-
-
-def test_without_a_section_there_is_no_outlet(tmp_path: Path) -> None:
-    config = loaded("[webhooks]\n[kafka]\n", tmp_path)
-    assert config == loaded()
-    assert (config.webhooks, config.kafka) == ({}, {})
 
 
 @pytest.mark.parametrize("name", ["A", "a b", "-a", "_a", "é", "a.b", "", "a" * 33])
@@ -109,14 +84,6 @@ def test_an_outlet_has_no_variable(name: str) -> None:
         "settings file only; write it there, into the section of its outlet, such as "
         "[webhooks.NAME]"
     )
-
-
-def test_an_unknown_key_is_named_with_the_nearest_of_the_same_outlet(
-    tmp_path: Path,
-) -> None:
-    named = "there is no setting webhooks.mail.settles"
-    error = refused(SIGNED + "settles = 3", tmp_path)
-    assert f"{named}; the nearest is webhooks.mail.settle_s" in error
 
 
 @pytest.mark.parametrize(
@@ -175,11 +142,6 @@ def test_a_value_that_is_not_allowed_is_refused(
     assert message.startswith(f"{name}.{key} is ")
     assert f"({tmp_path / 'l.toml'}): it " in message
     assert "it must be " in message
-
-
-def test_an_offline_settles_for_ten_minutes_at_most(tmp_path: Path) -> None:
-    toml = f"{SIGNED}settle_s = {MOST_SETTLE_S}\n"
-    assert webhook(toml, tmp_path).settle_s == MOST_SETTLE_S
 
 
 @pytest.mark.parametrize(
@@ -246,28 +208,7 @@ def test_a_secret_of_code_is_not_repeated_either() -> None:
 # --- the retry ladder -----------------------------------------------------------------
 
 
-def test_the_waits_are_those_of_timers() -> None:
-    waits = [float(wait) for wait in loaded().timers.retries.split(",")]
-    assert ([*WAITS_S], sum(WAITS_S)) == (waits, 86_640)
-
-
 # --- the client of Kafka --------------------------------------------------------------
-
-
-def test_settings_of_the_client_are_nested_by_their_dots(tmp_path: Path) -> None:
-    toml = (
-        f"{KAFKA}[kafka.bus.client]\nsecurity.protocol = 'SASL_SSL'\nlinger.ms = 5.5\n"
-        "'ssl.ca.location' = '/ca'\nssl.key.password_file = '/k'\nlog_level = 3\n"
-        "socket.keepalive.enable = true\n"
-    )
-    assert kafka(toml, tmp_path).client == {
-        "security.protocol": "SASL_SSL",
-        "linger.ms": 5.5,
-        "ssl.ca.location": "/ca",
-        "ssl.key.password_file": "/k",
-        "log_level": 3,
-        "socket.keepalive.enable": True,
-    }
 
 
 CLIENT: Final = {

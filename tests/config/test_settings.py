@@ -2,11 +2,8 @@
 
 import os
 import re
-import socket
 import tomllib
-from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +24,7 @@ from liveness.config.sources import (
     MAX_FILE_BYTES,
     load,
     socket_path,
-    state_folder,
 )
-from liveness.core.limits import Limits
 from liveness.errors import ConfigError
 from liveness.service.links.sockets import make_socket_folder
 from tests.helpers.tree import ROOT
@@ -43,7 +38,6 @@ BARE: dict[str, Any] = {
     "socket": SocketSettings(path=Path("/s")),
     "state": StateSettings(dir=Path("/d")),
 }
-every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=list(BY_NAME))
 
 
 def loaded(
@@ -91,25 +85,6 @@ def in_toml(setting: Setting, value: object) -> str:
 
 
 # --- the one definition ---------------------------------------------------------------
-
-
-@every_setting
-def test_a_setting_says_what_it_means_and_allows_its_default(setting: Setting) -> None:
-    assert setting.meaning
-    assert setting.bounds or setting.unit or "one of " in setting.allowed
-    default = setting.default
-    if default is MISSING:
-        default = setting.value_in(loaded())
-    assert setting.read(default) == default
-    assert type(setting.read(default)) is type(default)
-
-
-def test_a_config_that_is_built_directly_is_checked_as_well() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Config(**BARE, slots=1, limits=Limits(max_links=0))
-    first, second = caught.value.faults
-    assert first.startswith("slots is 1: it must be")
-    assert second.startswith("limits.max_links is 0: it must be")
 
 
 @pytest.mark.parametrize(
@@ -232,12 +207,6 @@ def test_an_unknown_key_is_named_with_the_nearest(
     assert error.startswith(expected + nearest)
 
 
-def test_an_unknown_key_like_no_setting_is_to_be_removed(tmp_path: Path) -> None:
-    error = refused('"a\\nb" = 3', tmp_path)
-    expected = r"there is no setting 'a\nb', nor one like it; remove it: without it "
-    assert error.startswith(f"{tmp_path / 'l.toml'}: {expected}`liveness check-config`")
-
-
 def test_an_unknown_variable_is_named_with_the_nearest_setting() -> None:
     assert refused(environ={"LIVENESS_TIMEOUT": "3"}) == (
         "environment: there is no setting LIVENESS_TIMEOUT; "
@@ -346,21 +315,6 @@ def test_true_and_false_are_alike_in_all_sources(tmp_path: Path) -> None:
         assert config.guard.enabled is by_variable("guard.enabled", text) is value
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        *(
-            ("access.gateways", text)
-            for text in ("", "own", " own , @own", "*", "root,7,@7,@a_b,svc.x-y,m$")
-        ),
-        ("access.names", ""),
-        ("access.names", "gw-1=chat, a=b=7,ein Tor=root"),
-    ],
-)
-def test_users_groups_and_names_are_listed_in_one_text(name: str, text: str) -> None:
-    assert by_variable(name, text) == text
-
-
 def test_a_name_is_tied_once() -> None:
     told = refused(environ={"LIVENESS_ACCESS_NAMES": "gw-1=a,gw-1=b"})
     assert "a name is there twice" in told
@@ -388,19 +342,6 @@ def test_a_file_with_an_error_is_named(data: bytes, error: str, tmp_path: Path) 
     assert re.fullmatch(f"{re.escape(str(file))}: {error}; correct it there", told)
 
 
-def test_a_file_at_the_limit_is_read(tmp_path: Path) -> None:
-    assert loaded("#" * (MAX_FILE_BYTES - 1) + "\n", tmp_path).slots == 30
-
-
-def test_a_file_may_begin_with_the_mark_of_utf_8(tmp_path: Path) -> None:
-    file = tmp_path / "l.toml"
-    file.write_bytes(BOM_UTF8 + b"slots = 3\n")
-    assert load(environ=HOME, unix_user=SOMEBODY, default_file=file).slots == 3
-    file.write_bytes(BOM_UTF8)
-    with pytest.raises(ConfigError, match="it is empty"):
-        load(environ=HOME, unix_user=SOMEBODY, default_file=file, is_reload=True)
-
-
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     absent = tmp_path / "absent.toml"
     told = refused(environ={"LIVENESS_CONFIG": str(absent)})
@@ -410,12 +351,6 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 # --- addresses and names of hosts -----------------------------------------------------
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_an_address_is_host_and_port(host: str) -> None:
-    http = loaded(http=f"[{host}]:65535" if ":" in host else f"{host}:65535").http
-    assert (http.host, http.port) == (host, 65535)
 
 
 @pytest.mark.parametrize(
@@ -432,15 +367,6 @@ def test_an_address_beyond_loopback_needs_a_token(address: str) -> None:
     file = {"LIVENESS_HTTP_TOKEN_FILE": "/token"}
     http = loaded(http=address, environ=file).http
     assert (http.is_on_loopback, http.token_file) == (False, Path("/token"))
-
-
-@pytest.mark.parametrize(
-    ("hosts", "names"),
-    [("A.example , b_1", {"a.example", "b_1"}), (",".join(["a"] * 100), {"a"})],
-)
-def test_names_of_hosts_are_separated_by_commas(hosts: str, names: set[str]) -> None:
-    config = loaded(environ={"LIVENESS_HTTP_HOSTS": hosts}, http="127.0.0.1:80")
-    assert config.http.names == {"localhost", "127.0.0.1"} | names
 
 
 # --- presence across hosts -------------------------------------------------------------
@@ -460,19 +386,6 @@ def test_a_url_has_the_server_and_the_number_of_its_database(
     assert cluster.is_on
     assert cluster.servers == [server]
     assert (cluster.database, cluster.has_tls) == (number, has_tls)
-
-
-def test_nodes_are_listed_in_one_text_and_tls_is_on_if_it_is_asked_for() -> None:
-    environ = {"LIVENESS_CLUSTER_NODES": "a:1, [::1]:2", "LIVENESS_CLUSTER_TLS": "on"}
-    cluster = loaded(environ=environ).cluster
-    assert cluster.servers == [("a", 1), ("::1", 2)]
-    assert (cluster.is_on, cluster.has_tls, cluster.database) == (True, True, 0)
-
-
-def test_without_a_server_nothing_is_shared_and_the_host_has_its_own_name() -> None:
-    cluster = loaded().cluster
-    assert not cluster.is_on
-    assert cluster.host_name == socket.gethostname()
 
 
 HUNTER = "hunter2"  # apart from the address, in which it would look like a secret
@@ -597,19 +510,6 @@ def test_without_a_home_the_state_needs_a_name() -> None:
     assert "name a folder: --state" in refused(environ={"HOME": ""})
 
 
-def test_a_command_needs_no_default_of_a_place_that_it_does_not_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("HOME", "/h")
-    assert state_folder(None) == Path("/h/.local/state/liveness")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/r")
-    monkeypatch.delenv("HOME")
-    assert socket_path(None) == Path("/r/liveness/gateway.sock")
-
-
 def test_the_sockets_folder_is_made_unless_it_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     make_socket_folder(folder / "gateway.sock")
@@ -622,13 +522,6 @@ def test_the_sockets_folder_is_made_unless_it_is_there(tmp_path: Path) -> None:
 
 
 # --- the example and check-config ------------------------------------------------------
-
-
-def test_the_example_file_as_it_is_changes_nothing(tmp_path: Path) -> None:
-    assert tomllib.loads(EXAMPLE) == {
-        setting.section: {} for setting in SETTINGS if setting.section
-    }
-    assert loaded(EXAMPLE, tmp_path) == loaded()
 
 
 def test_the_example_file_uncommented_has_the_defaults(tmp_path: Path) -> None:
