@@ -4,9 +4,7 @@ That the image is built and serves, and that compose.yml starts, is shown in
 `tests/machine/test_podman.py`; of Grafana, which is left out there, the files are read here.
 """
 
-import json
 import re
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -62,33 +60,6 @@ def test_a_service_may_do_no_more_than_it_must(name: str) -> None:
     assert "cpus" not in service  # a quota stops the hand
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     assert ":latest" not in service["image"]
-
-
-def mounted(name: str) -> dict[str, Path]:
-    """The files that a service is shown, by where it sees them."""
-    parts = [one.split(":") for one in SERVICES[name]["volumes"]]
-    return {target: HERE / source for source, target, _ in parts}
-
-
-def test_grafana_is_provisioned_with_the_dashboard_and_prometheus() -> None:
-    there = mounted("grafana")
-    provisioning = "/etc/grafana/provisioning"
-    (source,) = yaml.safe_load(
-        there[f"{provisioning}/datasources/liveness.yml"].read_text()
-    )["datasources"]
-    assert (source["type"], source["isDefault"]) == ("prometheus", True)
-    assert source["url"] == "http://prometheus:9090"
-    job = yaml.safe_load((HERE / "prometheus.yml").read_text())["global"]
-    assert source["jsonData"]["timeInterval"] == job["scrape_interval"]
-    (provider,) = yaml.safe_load(
-        there[f"{provisioning}/dashboards/liveness.yml"].read_text()
-    )["providers"]
-    inside = f"{provider['options']['path']}/liveness.json"
-    environment = SERVICES["grafana"]["environment"]
-    assert environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == inside
-    dashboard = json.loads(there[inside].read_text())
-    chosen = [it["query"] for it in dashboard["templating"]["list"]]
-    assert source["type"] in chosen
 
 
 def test_prometheus_has_the_rules_and_the_job_that_they_know() -> None:

@@ -93,24 +93,6 @@ def test_the_pod_is_asked_and_found_by_the_names_that_it_knows() -> None:
         assert f"chat-0.{service}{domain}" in CONFIG.http.names
 
 
-def test_every_object_is_about_these_pods() -> None:
-    stateful = OURS.one("StatefulSet")["spec"]
-    labels = stateful["template"]["metadata"]["labels"]
-    budget = OURS.one("PodDisruptionBudget")["spec"]
-    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-    spread = OURS.pod["topologySpreadConstraints"]
-    selectors = [
-        stateful["selector"],
-        budget["selector"],
-        OURS.one("NetworkPolicy")["spec"]["podSelector"],
-        *(one["labelSelector"] for one in spread),
-    ]
-    chosen = [one["matchLabels"] for one in selectors]
-    services = (OURS.one("Service", it)["spec"] for it in ("chat", "chat-users"))
-    chosen += [one["selector"] for one in services]
-    assert chosen == [labels] * len(chosen)
-
-
 def test_users_come_in_readers_ask_and_nothing_leaves() -> None:
     policy = OURS.one("NetworkPolicy")["spec"]
     assert (policy["policyTypes"], policy["egress"]) == (["Ingress", "Egress"], [])
@@ -118,16 +100,6 @@ def test_users_come_in_readers_ask_and_nothing_leaves() -> None:
     assert users == {"ports": [{"port": GATEWAY["ports"][0]["containerPort"]}]}
     assert readers["ports"] == [{"port": CONFIG.http.port}]
     assert readers["from"]
-
-
-def test_a_claimed_volume_takes_the_place_of_the_pods_own() -> None:
-    (claim,) = DURABLE.one("StatefulSet")["spec"]["volumeClaimTemplates"]
-    mounts = DURABLE.container("liveness")["volumeMounts"]
-    assert claim["metadata"]["name"] == "state"
-    assert named(mounts, "state") == named(SIDECAR["volumeMounts"], "state")
-    assert "state" not in [one["name"] for one in DURABLE.pod["volumes"]]
-    asked = DURABLE.container("liveness")["resources"]["requests"]
-    assert asked.keys() == {"cpu", "memory"}
 
 
 # --- resources --------------------------------------------------------------------------
@@ -184,12 +156,6 @@ def test_volumes_hold_the_largest_state_and_its_backup() -> None:
     assert quantity(backups) >= ROOM * largest + SPARE_BYTES
 
 
-def test_no_token_is_in_the_repository() -> None:
-    kinds = {one["kind"] for one in OURS.objects}
-    known = {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}
-    assert kinds == known
-
-
 # --- for a Prometheus operator --------------------------------------------------------
 
 MONITORING: Final = Manifests(MANIFESTS / "monitoring")
@@ -200,19 +166,3 @@ def test_the_operators_rules_are_those_of_prometheus(name: str) -> None:
     rule = MONITORING.one("PrometheusRule", f"liveness-{name}")
     file = ROOT / f"deploy/prometheus/{name}.yml"
     assert rule["spec"] == yaml.safe_load(file.read_text()), "run make rules"
-
-
-def test_each_sidecar_is_scraped_as_the_job_that_the_rules_know() -> None:
-    monitor = MONITORING.one("PodMonitor")["spec"]
-    labels = OURS.one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
-    assert monitor["selector"]["matchLabels"] == labels
-    (endpoint,) = monitor["podMetricsEndpoints"]
-    assert (endpoint["port"], endpoint["path"]) == ("liveness", "/metrics")
-    job, instance = endpoint["relabelings"]
-    assert (job["targetLabel"], job["replacement"]) == ("job", "liveness")
-    assert instance["targetLabel"] == "instance"
-    policy = MONITORING.one("NetworkPolicy")["spec"]
-    assert policy["podSelector"]["matchLabels"] == labels
-    (allowed,) = policy["ingress"]
-    assert allowed["ports"] == [{"port": CONFIG.http.port}]
-    assert allowed["from"]

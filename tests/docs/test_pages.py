@@ -5,11 +5,10 @@ the command line's own help. What the documents show to work is run in
 `tests/system/test_documents.py`.
 """
 
-import ast
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -32,9 +31,8 @@ from liveness.config.sources import FILE_VARIABLE
 from liveness.errors import LivenessError
 from liveness.metrics.collector import Collector
 from liveness.metrics.counts import LIMITS, HttpRefusal
-from liveness.metrics.now import OUTLET_STATES
 from liveness.service.outlets.webhooks import cloud_events
-from liveness.text import ID_KEYS, json_line
+from liveness.text import json_line
 from tests.helpers.command_lines import checked
 from tests.helpers.fixed_limits import FIXED_LIMITS
 from tests.helpers.pages import (
@@ -209,17 +207,6 @@ def test_every_setting_that_is_named_exists() -> None:
     assert named <= own
 
 
-def test_every_setting_that_an_error_names_exists() -> None:
-    known = {setting.name for setting in SETTINGS}
-    for path in sorted((ROOT / "liveness").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            text = str(node.value) if isinstance(node, ast.Constant) else ""
-            named = re.findall(rf"\(((?:{_SECTIONS})\.[a-z_]+)", text)
-            assert {*named} <= known | {*LIMITS}, path
-            changed = re.findall(rf"(?:raise|lower) ((?:{_SECTIONS})\.[a-z_]+)", text)
-            assert {*changed} <= known, path
-
-
 def test_the_limits_are_those_in_force() -> None:
     limits = " ".join(MANUAL["docs/limits.md"].split())
     by_name = {setting.name: setting.default for setting in SETTINGS}
@@ -292,53 +279,11 @@ def test_each_threat_names_a_test_that_shows_that_it_is_met() -> None:
             assert re.search(rf"^(async )?def {name}\(", text, re.M), (path, name)
 
 
-def test_the_rights_are_those_of_the_settings() -> None:
-    rights = [row for row in rows(MANUAL["docs/security.md"]) if len(row) == 2]
-    told = [row[0].strip("`") for row in rights]
-    assert told == [one.name for one in SETTINGS if one.section == "access"]
-
-
 def test_the_http_api_to_read_is_the_one_that_the_sidecar_serves() -> None:
     served, shown = "liveness/service/http/page/openapi.json", "docs/openapi.json"
     assert not (ROOT / shown).is_symlink()
     same = (ROOT / served).read_bytes() == (ROOT / shown).read_bytes()
     assert same, f"cp {served} {shown}"
-
-
-def test_every_id_in_an_answer_may_be_larger_than_a_double_holds() -> None:
-    ids = [
-        (name, schema)
-        for part in schemas_in(API["components"]["schemas"])
-        for name, schema in part.get("properties", {}).items()
-        if name in ID_KEYS
-    ]
-    assert {name for name, _ in ids} == {*ID_KEYS}
-    for _, schema in ids:
-        validate_by(f"int:{2**63 - 1}", schema)
-
-
-def test_an_outlet_in_a_summary_is_as_the_api_says() -> None:
-    schema = API["components"]["schemas"]["Outlet"]
-    (shown,) = (outlet.as_map() for outlet in NOW.outlets)
-    validate_by(shown, schema)
-    assert [*shown] == [*schema["properties"]] == schema["required"]
-    assert schema["properties"]["state"]["enum"] == [*OUTLET_STATES]
-
-
-def schemas_in(part: object) -> Iterator[dict[str, Any]]:
-    """Every object in a document of JSON."""
-    if isinstance(part, dict):
-        yield part
-        part = [*part.values()]
-    if isinstance(part, list):
-        for inner in part:
-            yield from schemas_in(inner)
-
-
-def test_the_record_shown_is_a_record() -> None:
-    schema: dict[str, Any] = json.loads((ROOT / "proto/record.schema.json").read_text())
-    (shown,) = blocks("docs/any-language.md", "json")
-    jsonschema.validate(json.loads(shown), schema)
 
 
 # --- files and tests ------------------------------------------------------------------
@@ -392,14 +337,6 @@ def test_every_command_is_shown_and_no_other_is_named() -> None:
     assert set(re.findall(r"^liveness ([a-z-]+)\b", inline(WHOLE), re.M)) <= names(
         main.app
     )
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_command_of_a_group_is_shown_and_no_other_is_named(group: str) -> None:
-    known = names(GROUPS[group])
-    assert {line.split()[2] for line in SHOWN if line.split()[1] == group} == known
-    named = re.findall(rf"\bliveness {group} ([a-z]+)\b", inline(WHOLE))
-    assert set(named) <= known
 
 
 def test_every_flag_exists(help_of: Help) -> None:
@@ -559,29 +496,6 @@ def test_the_settings_that_a_page_shows_are_accepted(page: str, tmp_path: Path) 
     for block in blocks(page, "toml"):
         settings.write_text(block)
         checked(["liveness", "serve"], file=settings)
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("liveness histroy ada", "Unknown command"),
-        ("LIVENESS_SLOTS=0 liveness serve", "LIVENESS_SLOTS"),
-        ("unheard-of liveness status", "hidden"),
-        ("make supper", "no such target"),
-        ('make fuzz ARGS="--ever"', "no --ever"),
-        ('make test ARGS="tests/none.py"', "tests/none.py"),
-        ("curl -s http://localhost/v1/users/ada/all", "no path"),
-        ("curl -s 'http://localhost/v1/timers?limit=0'", "less than"),
-        ("curl http://localhost/v1/timers/retry --data '{}'", "required"),
-    ],
-)
-def test_a_command_that_cannot_be_run_is_found(
-    line: str, told: str, tmp_path: Path
-) -> None:
-    *_, command = commands(line)
-    fault = fault_of(command, settings=tmp_path)
-    assert fault is not None
-    assert told in fault
 
 
 def test_every_make_target_exists() -> None:
