@@ -5,7 +5,6 @@ environment's own setuptools and Cython and without a network, into folders of t
 """
 
 import os
-import re
 import shutil
 import sys
 import sysconfig
@@ -18,7 +17,6 @@ from liveness.config import compiled
 from tests.helpers.needs import needs_compiler
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT
-from tests.system.sidecar import Sidecar
 
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 # What would steer a build or a run, were it set where the tests are started.
@@ -88,16 +86,6 @@ def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     assert "; apt install gcc python3-dev, then install liveness again" in shown
 
 
-def test_a_sidecar_on_the_reference_says_once_why(tmp_path: Path) -> None:
-    with Sidecar(tmp_path, pure_wheel=1) as sidecar:
-        sidecar.start()
-        assert sidecar.stop() == 0
-        told = [line for line in sidecar.lines if "why" in line]
-    assert [(line["level"], line["why"]) for line in told] == [
-        ("info", "LIVENESS_PURE_WHEEL is set")
-    ]
-
-
 # --- installations
 
 
@@ -140,15 +128,6 @@ def place(tmp_path: Path, sources: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
-def test_what_has_to_be_compiled_is_not_installed_without_a_compiler(
-    place: Path,
-) -> None:
-    code, said = installed(place / "sources", place / "target", CC="false", **REQUIRED)
-    assert code != 0, said
-    assert not (place / "target").exists()
-
-
 @needs_compiler
 @pytest.mark.slow
 def test_where_one_module_does_not_compile_the_reference_serves(place: Path) -> None:
@@ -168,17 +147,3 @@ def test_where_one_module_does_not_compile_the_reference_serves(place: Path) -> 
     assert code == 0, said
     assert "out of order" in said
     assert version(place / "second") == f"wheel: reference, because {NOT_COMPILED}"
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize(("flags", "level"), [({}, "-O3"), ({"CFLAGS": "-O1"}, "-O1")])
-def test_the_source_distribution_is_compiled_where_it_can_be(
-    tmp_path: Path, sources: Path, flags: dict[str, str], level: str
-) -> None:
-    (distribution,) = (sources / "dist").iterdir()
-    code, said = installed(distribution, tmp_path / "target", **REQUIRED, **flags)
-    assert code == 0, said
-    compiling = [line for line in said.splitlines() if " -c build/" in line]
-    assert {re.findall(r" (-O\w+)", line)[-1] for line in compiling} == {level}
-    assert version(tmp_path / "target") == "wheel: compiled"

@@ -11,7 +11,6 @@ import shutil
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import venv
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -32,7 +30,6 @@ from tests.helpers.processes import Done, environment, ran, succeeded
 from tests.helpers.tree import ONLY_IN_A_CLONE, ROOT, tracked
 from tests.system.sidecar import Sidecar
 
-PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAME: Final = f"liveness_sidecar-{liveness.__version__}"
 SUFFIX: Final = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES: Final = {
@@ -53,15 +50,6 @@ LEFT: Final = (
 # What setuptools adds.
 OF_SETUPTOOLS: Final = re.compile(
     r"PKG-INFO|setup\.cfg|liveness_sidecar\.egg-info/[\w.-]+"
-)
-# Few and quick, but of everything: the core, proto, deploy, the locks, a process.
-SAMPLE: Final = (
-    "tests/core/test_architecture.py",
-    "tests/core/wire/test_vectors.py::test_the_page_names_the_frames_that_are_known",
-    "tests/config/test_settings.py",
-    "tests/project/test_repository.py::test_a_lock_holds_hashed_pins_of_what_the_project_asks_for",
-    "tests/project/test_repository.py::test_the_gate_takes_its_steps_until_one_fails",
-    "tests/system/test_main_job.py",
 )
 
 # A gateway's own programs: a user logs in and falls silent.
@@ -160,13 +148,6 @@ def test_the_sdist_is_what_git_tracks_but_for_the_corpus(dist: Path) -> None:
     assert set(inside) - added == wanted - added
 
 
-def test_from_the_sdist_alone_the_tests_run(sdist: Path) -> None:
-    told = succeeded(
-        run(sys.executable, "-m", "pytest", "-q", "-m", "not slow", *SAMPLE, cwd=sdist)
-    )
-    assert re.search(r"^\d{3,} passed", told, re.M)
-
-
 def inside(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
@@ -187,17 +168,6 @@ def test_a_wheel_has_the_package_only(wheels: dict[str, Path], kind: str) -> Non
     assert all(packed[name] == (ROOT / name).read_bytes() for name in ours)
 
 
-def test_the_description_leads_to_the_files_of_this_version(
-    wheels: dict[str, Path],
-) -> None:
-    page = MarkdownIt().render(str(metadata(wheels["pure"]).get_payload()))
-    links = {*re.findall(r'(?:href|src)="([^"]*)"', page)} - {"http://127.0.0.1:9874/"}
-    for link in links:
-        kind = "raw" if link.endswith(".png") else "blob"
-        prefix = f"{PROJECT['urls']['Repository']}/{kind}/v{liveness.__version__}/"
-        assert (ROOT / link.removeprefix(prefix).partition("#")[0]).exists()
-
-
 def test_pypi_would_take_what_is_made(dist: Path) -> None:
     succeeded(run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir()))
 
@@ -211,21 +181,6 @@ def test_of_the_same_commit_the_same_is_made(copy: Path, tmp_path: Path) -> None
         succeeded(run("deploy/release", "dist", cwd=place, **chosen))
         made.append([path.read_bytes() for path in sorted((place / "dist").iterdir())])
     assert len(made[0]) == 2
-    assert made[0] == made[1]
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_of_the_same_sources_the_same_compiled_wheel_is_made(
-    dist: Path, tmp_path: Path
-) -> None:
-    made = list[bytes]()
-    for place in (tmp_path / "here", tmp_path / "further" / "away"):
-        place.mkdir(parents=True)
-        command = (*PIP_WHEEL, "-w", place, unpacked(dist, place))
-        succeeded(run(*command, SOURCE_DATE_EPOCH="1700000000", REQUIRE_COMPILED="1"))
-        made += [path.read_bytes() for path in place.glob("*.whl")]
-    assert len(made) == 2
     assert made[0] == made[1]
 
 
@@ -264,13 +219,6 @@ def installed(wheel: Path, folder: Path, extra: str = "") -> Path:
 def gateway(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment of a gateway, that only has the client library."""
     return installed(wheels["pure"], tmp_path_factory.mktemp("gateway") / "venv")
-
-
-def test_the_client_library_needs_few_packages(wheels: dict[str, Path]) -> None:
-    assert needed(wheels["pure"], "") == {
-        *("anyio", "msgpack"),
-        *("idna", "typing-extensions"),  # of anyio
-    }
 
 
 @needs_compiler

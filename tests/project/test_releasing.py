@@ -64,17 +64,6 @@ def test_a_compiled_wheel_is_for_every_linux_and_the_pure_one_for_all(
     assert [*map(str, parse_wheel_filename(pure.name)[3])] == ["py3-none-any"]
 
 
-def test_a_python_that_is_missing_is_named(copy: Path, tmp_path: Path) -> None:
-    for program in ("bash", "date", "dirname", "id", "realpath", "sh", "stat"):
-        (tmp_path / program).symlink_to(shutil.which(program) or program)
-    (tmp_path / "python3.11").symlink_to(sys.executable)
-    chosen = {"PYTHONS": "python3.11 /nowhere/python3", "PATH": str(tmp_path)}
-    refused = run("deploy/release", "wheels", cwd=copy, **chosen)
-    assert refused.returncode == 1
-    missing = "not here, or without the module venv: /nowhere/python3. Install"
-    assert refused.stderr.startswith(f"liveness: {missing}")
-
-
 # --- what is refused
 
 

@@ -10,21 +10,17 @@ import re
 import shlex
 import shutil
 import sys
-import sysconfig
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import noxfile
-from liveness.config.sources import FILE_VARIABLE, load
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT
 
@@ -103,12 +99,6 @@ class Copy:
         path = self.path / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
-
-    def only(self, programs: str) -> str:
-        """A search path on which there is, beside the tracing ones, just these."""
-        for name in programs.split():
-            (self.path / "bin" / name).symlink_to(shutil.which(name) or name)
-        return str(self.path / "bin")
 
     def traced(self) -> list[str]:
         """The calls since the last call of this."""
@@ -195,28 +185,6 @@ def test_a_target_installs_only_its_locks(
         assert compiled(copy) == ([], 0)
 
 
-@pytest.mark.parametrize(
-    ("session", "args", "paths", "is_parallel"),
-    [
-        ("tests", "-k wheel", ["tests"], True),
-        ("tests", "tests/core", ["tests/core"], True),
-        ("tests", "tests/a.py", ["tests/a.py"], False),
-    ],
-)
-def test_a_target_runs_every_test_unless_some_are_named(
-    session: str, args: str, paths: list[str], is_parallel: bool
-) -> None:
-    asked = list[str]()
-    run = SimpleNamespace(
-        posargs=args.split(),
-        python=False,
-        run=lambda *words, **_: asked.extend(words),
-    )
-    getattr(noxfile, session)(run)
-    assert [word for word in asked if word.startswith("tests")] == paths
-    assert any("--numprocesses" in word for word in asked) == is_parallel
-
-
 def test_an_interrupted_set_up_is_redone(copy: Copy) -> None:
     copy.run("make", "setup", "LEVEL=runtime")
     (copy.path / ".venv/half-installed").touch()
@@ -225,15 +193,6 @@ def test_an_interrupted_set_up_is_redone(copy: Copy) -> None:
     assert copy.run("make", "setup").returncode == 0
     assert installed(copy) == [DEV]
     assert not (copy.path / ".venv/half-installed").exists()
-
-
-def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
-    copy.run("make", "demo")
-    with (copy.path / RUNTIME).open("a") as lock:
-        lock.write("\n")
-    copy.run("make", "demo")
-    copy.run("make", "demo", LIE="sys.version += ' again'")
-    assert installed(copy) == [RUNTIME] * 3
 
 
 @pytest.mark.parametrize(
@@ -247,43 +206,6 @@ def test_another_source_or_compiler_compiles_anew(ready: Copy, change: str) -> N
     for target in ("demo", "check", "test"):
         ready.run("make", target)
     assert compiled(ready) == ([], 1)
-
-
-def test_only_what_this_python_compiled_before_is_removed(copy: Copy) -> None:
-    old, other = (
-        copy.path / f"liveness/core/wheel/_wheel{suffix}"
-        for suffix in (sysconfig.get_config_var("EXT_SUFFIX"), ".cpython-38.so")
-    )
-    old.touch()
-    other.touch()
-    copy.run("make", "setup")
-    assert (old.exists(), other.exists()) == (False, True)
-    copy.run("make", "clean")
-    assert not other.exists()
-
-
-def test_serve_keeps_to_a_folder_of_the_clone(ready: Copy) -> None:
-    ready.program("liveness", '#!/bin/sh\necho "$LIVENESS_CONFIG" "$@"\n')
-    shutil.copy(ready.path / "bin/liveness", ready.path / ".venv/bin")
-    file, *arguments = ready.run("make", "serve", "ARGS=--slots 9").stdout.split()
-    assert arguments == ["serve", "--slots", "9"]
-    config = load(environ={FILE_VARIABLE: file}, unix_user=0)
-    own = ready.path / ".liveness"
-    assert {config.socket.path.parent, config.state.dir.parent} == {own}
-    named = ready.run("make", "serve", LIVENESS_CONFIG="mine.toml").stdout
-    assert named == "mine.toml serve\n"
-    ready.run("make", "clean")
-    assert not own.exists()
-
-
-@pytest.mark.parametrize("target", ["setup", "clean"])
-def test_a_folder_that_the_makefile_did_not_make_is_left_alone(
-    copy: Copy, target: str
-) -> None:
-    (copy.path / "mine").mkdir()
-    (copy.path / "mine/work").touch()
-    copy.run("make", target, "VENV=mine")
-    assert [*(copy.path / "mine").iterdir()] == [copy.path / "mine/work"]
 
 
 @pytest.mark.parametrize(
@@ -340,29 +262,6 @@ def test_the_gate_takes_its_steps_until_one_fails(gate: Copy, failing: str) -> N
     assert gate.traced() == [
         f"make {step} {known}={some if step == OTHER else ''} stdin=" for step in taken
     ]
-
-
-@pytest.mark.parametrize("package", ["gcc", "libc6-dev", "python3-dev", "python3-venv"])
-def test_the_gate_installs_what_is_missing(gate: Copy, package: str) -> None:
-    machine = {
-        "gcc": {"PATH": gate.only("bash cat dirname sh")},
-        "python3-dev": {"HEADERS": "/there/are/none"},
-        "python3-venv": {"LIE": "sys.modules['ensurepip'] = None"},
-    }
-    if package == "gcc":
-        (gate.path / "bin/gcc").unlink()
-    if package == "libc6-dev":
-        gate.program("gcc", "#!/bin/sh\nexit 1\n")
-    run = gate.run(".ci/run", OTHER_PYTHONS="", **machine.get(package, {}))
-    traced = gate.traced()
-    if os.geteuid() == 0:
-        assert run.returncode == 0
-        assert traced[0].startswith("apt-get update ")
-        assert f" {package} " in traced[1]
-    else:
-        assert run.returncode != 0
-        assert f"apt install {package}" in run.stderr
-        assert traced == []
 
 
 def test_under_the_gate_a_skipped_test_fails(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """Sidecars for the tests of this folder: real processes on real sockets."""
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Final
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from tests.system.sidecar import Sidecar
 
 Start = Callable[..., Sidecar]
-Say = Callable[[str], object]
 
 QUICK_FLUSH_S: Final = 0.1
 _numbers = itertools.count(1)
@@ -54,18 +52,3 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 def start(make: Start) -> Start:
     """Starts sidecars of one test, by `start(timeout_s, limits_window=100, …)`."""
     return lambda timeout_s=60, **settings: make(timeout_s, **settings).start()
-
-
-@pytest.fixture
-def say(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Tells what was measured; of a slow test also where nothing is asked for.
-
-    No assertion can hold a figure that depends on the machine, but a person can.
-    """
-
-    def told(text: str) -> None:
-        is_slow = request.node.get_closest_marker("slow")
-        with capsys.disabled() if is_slow else nullcontext():
-            sys.stdout.write(f"\n{text}\n")
-
-    return told

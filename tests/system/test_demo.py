@@ -1,15 +1,13 @@
 """The demo as processes: whole runs, signals, its terminal; and its gateway as a program."""
 
-import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +17,8 @@ import pytest
 
 from liveness.cli import main
 from liveness.lab.demo import demo_host
-from liveness.lab.demo import gateway as gateway_module
 from liveness.lab.demo.plans import WITH_ONE_HOST
 from tests.helpers.needs import needs
-from tests.system.sidecar import Sidecar
 from tests.system.tty import GIVEN_BACK, TAKEN, Tty
 
 END_S = 300
@@ -274,38 +270,3 @@ def test_a_signal_gives_the_terminal_back_and_leaves_nothing_behind(
 
 
 # --- the gateway by itself ----------------------------------------------------------------
-
-
-@contextmanager
-def copied_gateway(
-    folder: Path, sidecar: Path
-) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A copy of the gateway's file, run as it is; the process, and where it listens."""
-    path = shutil.copy(gateway_module.__file__, folder / "my_gateway.py")
-    options = ["--sidecar", sidecar, "--name", "own", "--port", 0]
-    with started(path, *options) as process:
-        try:
-            assert process.stdout
-            line = process.stdout.readline()
-            found = re.fullmatch(r"own listens on 127\.0\.0\.1:(\d+)\n", line)
-            assert found, line
-            yield process, int(found[1])
-        finally:
-            process.terminate()
-
-
-def test_a_copy_of_the_gateway_serves_before_the_sidecar_runs_and_closes_silent_users(
-    tmp_path: Path, make: Callable[..., Sidecar]
-) -> None:
-    sidecar = make(timeout_s=1)
-    with (
-        copied_gateway(tmp_path, sidecar.socket) as (_, port),
-        socket.create_connection(("127.0.0.1", port), timeout=END_S) as guest,
-    ):
-        guest.sendall(b'{"login": "ada"}\n{"say": "hi"}\n')
-        lines = map(json.loads, guest.makefile())
-        assert list(next(lines)) == ["welcome"]
-        assert next(lines) == {"joined": "ada", "users": 1}
-        assert next(lines) == {"uid": "ada", "say": "hi"}
-        sidecar.start()
-        assert list(lines) == [{"bye": "silence"}]

@@ -24,7 +24,7 @@ import trio
 from liveness.lab.common.processes import free_port
 from liveness.lab.compare.offline_lines import offline_in
 from tests.helpers.needs import needs
-from tests.helpers.pages import MANUAL, blocks, example, shell_lines
+from tests.helpers.pages import MANUAL, blocks, example
 from tests.helpers.peer import listening, timer
 from tests.helpers.processes import NO_SETTINGS, ran, succeeded
 from tests.helpers.redis_servers import RedisServer
@@ -420,22 +420,6 @@ def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> 
             for line in SHOWN:
                 if line.startswith("liveness timers"):
                     assert "order:17" in run(line, environ)
-
-
-def demos(page: str) -> list[str]:
-    lines = [line.removeprefix(".venv/bin/") for line in shell_lines(page)]
-    return [line for line in lines if re.match("make demo$|liveness demo ", line)]
-
-
-def shortened(demo: str) -> str:
-    """The same demo in a third of its time."""
-    if demo == "make demo":
-        return 'make demo ARGS="--seconds 4 --timeout 1 --users 20"'
-    return re.sub(
-        r"""(--seconds |--timeout |["',] ?)(\d+)""",
-        lambda found: f"{found[1]}{int(found[2]) / 3:.2f}",
-        demo,
-    )
 
 
 @contextmanager

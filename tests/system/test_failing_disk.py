@@ -20,7 +20,6 @@ import pytest
 
 from liveness.core.records import Record
 from liveness.core.timer_states import LIVE, CancelTimer, CreateTimer, TimerState
-from liveness.errors import StateError
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.storage.database import companions, is_full
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, Reserve
@@ -364,25 +363,3 @@ def test_a_disk_without_room_for_the_index_of_a_wal_is_full(
 def reserved(state: Path) -> int:
     path = Reserve(state).path
     return path.stat().st_size if path.exists() else 0
-
-
-def test_the_reserve_lets_a_start_succeed_on_a_full_filesystem(
-    disk_with_room: Path,
-) -> None:
-    state = disk_with_room / "state"
-    with closing(LogStore(state)) as store:
-        commits(store, 1)
-        store.reserve.make()
-    with filled(disk_with_room):
-        for _ in range(3):
-            with (
-                closing(LogStore(state)) as store,
-                closing(TimerStore(state, log=store.log)),
-            ):
-                commits(store, 1)
-        assert reserved(store.folder) > RESERVE_BYTES / 2
-        store.path.write_bytes(b"damaged")
-        before = reserved(store.folder)
-        with pytest.raises(StateError):
-            LogStore(state)
-        assert reserved(store.folder) == before

@@ -207,32 +207,6 @@ def test_a_silent_user_leaves_and_the_feed_says_why(
     expect(page.locator("body[data-fired]")).to_have_count(1)
 
 
-def test_the_feed_is_filtered_and_pauses(
-    sidecar: Sidecar, open_page: Open, name: str
-) -> None:
-    page = open_page(sidecar)
-    one, other = arrive(sidecar, name, f"a-{name}"), arrive(sidecar, f"{name}x", "b")
-    assert "by login" in record(page, "b")
-    page.get_by_label("online", exact=True).uncheck()
-    page.get_by_label("Only this gateway").fill(name)
-    page.get_by_label("Only this gateway").press("Enter")
-    expect(page.locator("#records .record")).to_have_count(0)
-    is_live(page)
-    for gateway, uid in ((one, f"a-{name}"), (other, "b")):
-        gateway.apply("logout", [uid])
-    assert "logged out" in record(page, f"a-{name}")
-    expect(page.locator("#records .record")).to_have_count(1)
-    pause = page.locator("#pause")
-    pause.click()
-    one.send("login", [f"c-{name}"])
-    one.apply("logout", [f"c-{name}"])
-    expect(pause).to_have_text("Resume (1)")
-    expect(page.locator("#records .record")).to_have_count(1)
-    pause.click()
-    expect(page.locator("#records .record")).to_have_count(2)
-    expect(page.locator("#records .record").first).to_contain_text(f"c-{name}")
-
-
 def test_why_a_stream_was_refused_is_of_no_concern_to_the_next(
     sidecar: Sidecar, open_page: Open, name: str
 ) -> None:
@@ -308,28 +282,6 @@ def test_a_page_opens_with_the_newest_records_and_goes_on_behind_them(
     gateway.apply("login", f"later {name}", {"timeout": 3_600})  # it stays
     expect(users.first).to_contain_text(f"later {name}")
     expect(users).to_have_count(3)
-
-
-def test_a_user_is_explained_from_the_feed_and_by_address(
-    quick: Sidecar, open_page: Open, name: str
-) -> None:
-    page = open_page(quick)
-    uid = f"who/{name}?#%"
-    arrive(quick, name, uid)
-    page.locator("#records [data-reason=silence] a", has_text=uid).click()
-    told = page.locator("#explained .sentence")
-    expect(told).to_contain_text(name)
-    expect(page.get_by_label("User", exact=True)).to_have_value(uid)
-    rows = page.locator("#explained .record")
-    expect(rows).to_have_count(2)
-    assert "s of silence, last login" in rows.first.inner_text()
-    # The address shows the same to another browser.
-    other = open_page(quick, page.url.partition("/#")[2].join(["#", ""]))
-    expect(other.locator("#explained .sentence")).to_contain_text(name)
-    other.get_by_label("User", exact=True).fill(f"nobody of {name}")
-    other.get_by_role("button", name="Explain").click()
-    expect(other.locator("#explained")).to_contain_text(f"nobody of {name}")
-    expect(other.locator("#explained .record")).to_have_count(0)
 
 
 def test_a_fresh_page_marks_the_user_of_its_address_and_scrolls_there(

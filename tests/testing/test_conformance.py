@@ -14,20 +14,12 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.testing import ScriptedSidecar, scripted_sidecar
-from tests.system.client import Client
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 from tests.system.test_delivery import (  # noqa: F401
     test_a_hello_may_name_where_to_read_on,
     test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
     test_what_was_not_acknowledged_comes_again_after_a_reconnect,
-)
-from tests.system.test_refusals import (  # noqa: F401
-    offender,
-    online,
-    test_a_bad_frame_is_refused_and_the_link_goes_on,
-    test_a_bad_stream_ends_its_link,
-    test_without_a_good_hello_the_link_ends,
 )
 from tests.system.test_restart import (  # noqa: F401
     test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
@@ -105,13 +97,3 @@ def start(sidecar: Scripted) -> Start:
 @pytest.fixture
 def name() -> str:
     return "gw"
-
-
-@pytest.fixture
-def watchful(sidecar: Scripted) -> Iterator[Client]:
-    """A gateway whose link and user do not notice what others do."""
-    link = sidecar.gateway("watchful")
-    link.apply("login", "unharmed")
-    yield link
-    assert online(link, ["unharmed"]) == {"unharmed"}
-    assert not link.records
