@@ -1,7 +1,6 @@
 """A gateway or watcher that knows the wire contract and nothing of this package."""
 
 import itertools
-import select
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -161,9 +160,3 @@ class Client:
             while self.receive() is not None:
                 pass
             self.close()
-
-    def wait_closed(self, within_s: float = SOON_S) -> None:
-        """Waits until the sidecar has closed its socket, whatever is left unread."""
-        poll = select.poll()
-        poll.register(self._sock, 0)  # POLLHUP is always told
-        assert poll.poll(within_s * 1000), "the socket is open still"

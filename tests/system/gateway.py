@@ -84,10 +84,6 @@ class Gateway:
         self._link.send_bytes(packed(*frames("login", users, **options)))
         self._link.sync()
 
-    def talk(self, *users: tuple[str, int]) -> None:
-        """Reports these users alive from now on."""
-        self.repeat(frames("keepalive", users))
-
     def repeat(self, again: Sequence[Frame], every_s: float = EVERY_S) -> None:
         """Sends these frames again and again; 0 is as fast as the socket takes them."""
         self._data, self._every_s = packed(*again), every_s

@@ -73,8 +73,6 @@ class Sidecar:
         self.under: list[str] = []  # a command that execs the sidecar's
         self.program = [sys.executable, "-m", "liveness"]
         self.root = ROOT  # the project whose package that is
-        self.stdin: int = subprocess.DEVNULL
-        self.handed: list[int] = []  # descriptors that it inherits
         self.lines: list[Line] = []
         self._said = threading.Condition()
         self._reader: threading.Thread | None = None
@@ -111,9 +109,8 @@ class Sidecar:
             self.command(),
             cwd=self.root,
             env=self.environment(),
-            stdin=self.stdin,
+            stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=self.handed,
             text=True,
         )
         self._reader = threading.Thread(target=self._read_log, args=[self._process])
@@ -170,22 +167,8 @@ class Sidecar:
     @property
     def rss_bytes(self) -> int:
         """Its memory."""
-        return self._status("VmRSS") * 1024
-
-    @property
-    def threads(self) -> int:
-        return self._status("Threads")
-
-    @property
-    def open_files(self) -> set[int]:
-        """Its descriptors, sockets among them."""
-        return {int(path.name) for path in Path(f"/proc/{self.pid}/fd").iterdir()}
-
-    def _status(self, name: str) -> int:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1])
-        raise AssertionError(f"no {name}")
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("\nVmRSS:")[2].split()[0]) * 1024
 
     # --- its log --------------------------------------------------------------
 

@@ -1,23 +1,18 @@
-"""The demo as processes: whole runs, signals, its terminal; and its gateway as a program."""
+"""The demo as processes: whole runs, signals, and its terminal."""
 
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 
 from liveness.cli import main
 from liveness.lab.demo import demo_host
-from liveness.lab.demo.plans import WITH_ONE_HOST
 from tests.helpers.needs import needs
 from tests.system.tty import GIVEN_BACK, TAKEN, Tty
 
@@ -63,43 +58,19 @@ class Shown:
         }
 
 
-def started(*command: object, **environment: str) -> subprocess.Popen[str]:
+def demo(*options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *map(str, command)],
+        [sys.executable, "-m", "liveness", "demo", *map(str, options)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | environment,
     )
 
 
-def demo(*options: object, **environment: str) -> subprocess.Popen[str]:
-    return started("-m", "liveness", "demo", *options, **environment)
-
-
-def gateway_port(out: IO[str] | None) -> tuple[str, int]:
-    """The output up to the gateway's port and the sidecar's socket, and the port."""
-    assert out
-    text, found = "", None
-    while not found and (line := out.readline()):
-        text += line
-        found = re.search(r"nc 127\.0\.0\.1 (\d+).*--socket (\S+)", text, re.DOTALL)
-    assert found, text
-    assert Path(found[2]).is_socket(), text
-    return text, int(found[1])
-
-
-def ended(demo: subprocess.Popen[str], before: str = "") -> Shown:
+def ended(demo: subprocess.Popen[str]) -> Shown:
     out, err = demo.communicate(timeout=END_S)
-    return Shown(demo.returncode, before + out, err)
-
-
-def visit(port: int) -> None:
-    """Joins by TCP, says hi once, and stays silent until it is closed."""
-    with socket.create_connection(("127.0.0.1", port), timeout=END_S) as guest:
-        guest.sendall(b'{"login": "ada"}\n{"say": "hi"}\n')
-        guest.makefile().read()
+    return Shown(demo.returncode, out, err)
 
 
 def parent(pid: int | str) -> int:
@@ -124,38 +95,19 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("d")
 
 
-# --- a run, with a guest who joins by TCP -------------------------------------------------
+# --- with one host ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def run() -> Shown:
-    with demo(*SMALL, SECONDS) as running:
-        before, port = gateway_port(running.stdout)
-        visit(port)
-        return ended(running, before)
-
-
-def test_the_demo_shows_silences_and_ends_with_0(run: Shown) -> None:
-    assert (run.code, run.err) == (0, ""), run.out
-    assert f"{NO_FAULT}\n" in run.out
-    # The path of this Python may be of any length.
-    lines = [line for line in run.out.splitlines() if "liveness watch" not in line]
-    assert all(len(line) <= 80 for line in lines)
-    assert re.search(r"  offline  user-\d\d  gw-1  silence  \d\.\d{3} s s", run.out)
-    found = re.search(r"p50 (\S+) s, p99 (\S+) s, max (\S+) s", run.out)
-    assert found
-    assert [*found.groups()] == sorted(found.groups(), key=float)
-
-
-def test_the_account_adds_up(run: Shown) -> None:
-    table = run.table()
+def test_the_demo_shows_silences_and_its_account_adds_up() -> None:
+    shown = ended(demo(*SMALL, SECONDS))
+    assert (shown.code, shown.err) == (0, ""), shown.out
+    assert f"{NO_FAULT}\n" in shown.out
+    assert re.search(r"  offline  user-\d\d  gw-1  silence  \d\.\d{3} s s", shown.out)
+    table = shown.table()
     everyone = table.pop("all")
-    assert set(table) == {*WITH_ONE_HOST, "silenced", "guest"}
     assert sum(table.values(), Counter()) == +everyone
     for row in (*table.values(), everyone):
         assert row["users"] == sum(row.values()) - row["users"]
-    assert everyone["users"] == USERS + 1
-    assert table["guest"] == Counter(users=1, silence=1)
     silent, left = table["fall silent"], table["log out"]
     assert silent["silence"] == silent["users"] == USERS * 3 // 10
     assert left["logout"] == left["users"] == USERS * 2 // 10
@@ -205,20 +157,9 @@ def test_nobody_is_offline_that_is_on_another_host_whatever_is_killed() -> None:
     )
 
 
-# --- ends ---------------------------------------------------------------------------------
-
-
 # --- on a terminal ------------------------------------------------------------------------
 
 OPTIONS = ("--users", 40, "--timeout", 2, "--seconds")
-
-
-@contextmanager
-def picture(seconds: int = END_S, **environment: Any) -> Iterator[Tty]:
-    """A demo on a terminal, with its picture there."""
-    with Tty("-m", "liveness", "demo", *OPTIONS, seconds, **environment) as tty:
-        tty.until("faults: early 0")
-        yield tty
 
 
 def test_on_a_terminal_it_is_a_picture_with_keys() -> None:
@@ -257,7 +198,9 @@ def test_on_a_terminal_it_is_a_picture_with_keys() -> None:
 def test_a_signal_gives_the_terminal_back_and_leaves_nothing_behind(
     tmp_path: Path, number: int, said: str
 ) -> None:
-    with picture(TMPDIR=str(tmp_path), NO_COLOR="1") as tty:
+    places = {"TMPDIR": str(tmp_path), "NO_COLOR": "1"}
+    with Tty("-m", "liveness", "demo", *OPTIONS, END_S, **places) as tty:
+        tty.until("faults: early 0")
         begun = children(tty.pid)
         assert len(begun) == 2
         os.kill(tty.pid, number)
@@ -267,6 +210,3 @@ def test_a_signal_gives_the_terminal_back_and_leaves_nothing_behind(
     assert not COLOUR.search(tty.out)
     assert list(tmp_path.iterdir()) == []
     assert not any(map(parent, begun))
-
-
-# --- the gateway by itself ----------------------------------------------------------------
