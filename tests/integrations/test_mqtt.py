@@ -13,7 +13,6 @@ import pytest
 
 from tests.helpers.needs import needs
 from tests.helpers.processes import environment, ran, succeeded
-from tests.helpers.tcp import is_held, narrow_connection
 from tests.helpers.tree import ROOT
 from tests.system.sidecar import SOON_S, Sidecar, eventually
 
@@ -166,46 +165,3 @@ def test_a_disconnect_is_a_logout(site: Site) -> None:
         site.wait_for("leaver")
         clients.order(end="leaver")
         site.wait_for("leaver", ("offline", "logout"))
-
-
-def test_a_client_id_that_is_no_uid_is_refused(site: Site) -> None:
-    with site.clients() as clients:
-        clients.order(connect=["x" * 256])
-        clients.wait(1, refused="x" * 256, code=2)
-
-
-def test_a_client_that_reads_nothing_is_closed(site: Site) -> None:
-    """Messages for it wait in the broker, as all buffers are full."""
-    with (
-        narrow_connection(site.port, SOON_S) as deaf,
-        narrow_connection(site.port, SOON_S) as publisher,
-    ):
-        deaf.sendall(packet(CONNECT, hello("deaf")))
-        deaf.sendall(packet(SUBSCRIBE, b"\0\1" + text("news") + b"\0"))
-        assert len(deaf.makefile("rb").read(9)) == 9  # that both were taken
-        publisher.sendall(packet(CONNECT, hello("publisher")))
-        news = packet(PUBLISH, text("news") + bytes(15_000))
-        publisher.sendall(news * 20)
-        site.wait_for("deaf", ("offline", "silence"))
-        eventually(lambda: not is_held(deaf))
-
-
-CONNECT: Final = 0x10
-SUBSCRIBE: Final = 0x82
-PUBLISH: Final = 0x30
-
-
-def packet(kind: int, content: bytes) -> bytes:
-    """A packet of MQTT, of less than 16 KiB."""
-    low, high = len(content) % 128, len(content) // 128
-    return bytes([kind, low | 0x80, high] if high else [kind, low]) + content
-
-
-def hello(client: str) -> bytes:
-    """What CONNECT says in MQTT 3.1.1."""
-    clean_session = 2
-    return text("MQTT") + bytes([4, clean_session, 0, KEEPALIVE_S]) + text(client)
-
-
-def text(of: str) -> bytes:
-    return len(of).to_bytes(2) + of.encode()

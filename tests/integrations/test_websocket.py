@@ -104,23 +104,6 @@ def test_a_second_login_closes_the_first(chat: Chat) -> None:
         assert chat.records("ada") == [("online", "login"), ("moved", "login")]
 
 
-def test_two_tabs_are_two_devices(chat: Chat) -> None:
-    with chat.user("ada/1") as first, chat.user("ada/2") as second:
-        chat.wait_online("ada/1", "ada/2")
-        second.close()
-        first.send("hi")
-        assert said(first, "say") == {"uid": "ada/1", "say": "hi"}
-        eventually(lambda: ("offline", "logout") in chat.records("ada/2"))
-        watcher = chat.sidecar.watcher()
-        assert [row[0] for row in watcher.where("ada")] == ["ada/1"]
-
-
-def test_an_invalid_name_is_refused(chat: Chat) -> None:
-    with connect(f"ws://127.0.0.1:{chat.port}") as client:
-        client.send("a\0b")
-        assert closing(client) == (1008, "first send your name")
-
-
 def test_sigterm_logs_everybody_out(chat: Chat) -> None:
     with chat.user("ada") as ada:
         chat.wait_online("ada")
