@@ -137,6 +137,3 @@ def test_what_cannot_be_done_is_refused(
     found, _, said = command(*line.format(state.parent).split(), "--state", state)
     assert found == code
     assert told in said
-
-
-# --- compare --------------------------------------------------------------------------

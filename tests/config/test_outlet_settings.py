@@ -205,9 +205,6 @@ def test_a_secret_of_code_is_not_repeated_either() -> None:
     assert HUNTER not in str(caught.value)
 
 
-# --- the retry ladder -----------------------------------------------------------------
-
-
 # --- the client of Kafka --------------------------------------------------------------
 
 

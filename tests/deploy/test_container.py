@@ -1,7 +1,6 @@
 """What only an engine reads of the container's files names what there is.
 
-That the image is built and serves, and that compose.yml starts, is shown in
-`tests/machine/test_podman.py`; of Grafana, which is left out there, the files are read here.
+That the image is built and serves is shown in `tests/machine/test_podman.py`.
 """
 
 import re

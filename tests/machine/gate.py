@@ -20,23 +20,18 @@ from tests.machine.bases import PYTHONS
 from tests.machine.nspawn import SPAWN
 from tests.upgrades.releases import RELEASES
 
-# What is shipped, and how; and what README says of a clone.
+# What is shipped, and how.
 CONCERNED: Final = ("deploy/", "tests/machine/")
 CONCERNED_FILES: Final = (
-    *("MANIFEST.in", "Makefile", "README.md", "noxfile.py", "pyproject.toml"),
-    *("requirements/dev.lock", "requirements/runtime.lock", "requirements/setup"),
-    "setup.py",
+    *("MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.py"),
+    *("requirements/runtime.lock", "requirements/setup"),
 )
-# A program of each package. Podman's own brings neither its networks, for which netavark
-# calls iptables, nor names in them.
+# A program of each package. Podman's own lacks its networks, for which netavark calls iptables.
 NEEDED: Final = {
-    "aardvark-dns": "aardvark-dns",
-    "iproute2": "ip",
     "iptables": "iptables",
     "mmdebstrap": "mmdebstrap",
     "netavark": "netavark",
     "podman": "podman",
-    "podman-compose": "podman-compose",
     "runc": "runc",
     "systemd-container": "systemd-nspawn",
 }

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,34 +95,6 @@ def booted(base: Path, *, read_only: dict[str, Path]) -> Iterator[int]:
                 yield pid
             finally:
                 _shut_down(nspawn)
-
-
-def run_in(
-    root: Path,
-    options: Iterable[str],
-    *command: str,
-    read_only: Mapping[str, Path],
-    given: Mapping[str, str],
-    within_s: float,
-) -> Done:
-    """Run a command in a root folder, which is no machine: nothing else runs there.
-
-    Args:
-        root: The folder.
-        options: More options of systemd-nspawn.
-        command: The command.
-        read_only: Folders of this host, by the place that they have there.
-        given: Variables of its environment.
-        within_s: How long it may take.
-    """
-    return ran(
-        *(require("systemd-nspawn", "systemd-container"), *SPAWN, "--pipe"),
-        *(f"--directory={root}", *options),
-        *(f"--bind-ro={here}:{there}" for there, here in read_only.items()),
-        *(f"--setenv={name}={value}" for name, value in given.items()),
-        *command,
-        timeout=within_s,
-    )
 
 
 def _bound(path: Path) -> socket.socket:

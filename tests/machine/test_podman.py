@@ -1,8 +1,4 @@
-"""The image under a container engine: what documents, manifests and compose.yml say holds.
-
-Of compose.yml Grafana is left out, as there is no package of it. Debian's Prometheus has
-the name of the image that compose.yml says.
-"""
+"""The image under a container engine: what documents and manifests say holds."""
 
 import json
 import os
@@ -13,16 +9,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final
-from urllib.parse import quote
 
 import pytest
-import yaml
 
 import liveness
 from tests.helpers.manifests import MANIFESTS, Manifests, environment, expanded
-from tests.helpers.needs import require
 from tests.helpers.pages import lines_typed, section
 from tests.helpers.tree import ROOT
 from tests.machine.podman import IMAGE, Podman, kept, line_of, replaced
@@ -261,7 +253,9 @@ def asked(pod: Podman, path: str, *headers: str) -> str:
     return pod.within(process_of(pod)).ran(*command).stdout
 
 
-def test_probes_prometheus_and_other_pods_get_in(pod: Podman) -> None:
+def test_a_pod_is_asked_by_its_names_and_each_container_has_only_its_rights(
+    pod: Podman,
+) -> None:
     monitor = Manifests(MANIFESTS / "monitoring").one("PodMonitor")["spec"]
     probes = [
         it["httpGet"]
@@ -274,143 +268,9 @@ def test_probes_prometheus_and_other_pods_get_in(pod: Podman) -> None:
     assert asked(pod, "/v1/users", "Host: chat-0.chat.prod") == "401"
     assert asked(pod, "/v1/users", "Host: chat-0.chat.prod", bearer) == "200"
     assert asked(pod, "/v1/users", "Host: chat-1.chat", bearer) == "421"
-
-
-def test_each_container_of_a_pod_has_only_its_rights(pod: Podman) -> None:
     mode = pod("exec", NAME, "stat", "-c", "%a %u", "/var/lib/liveness/state")
     assert re.fullmatch("2?700 9874", mode)
     touch = pod.ran("podman", "exec", "gateway", "touch", "/run/liveness/x", "/x")
     assert touch.stderr.count("Read-only file system") == 2
     refused = pod.ran("podman", "exec", "gateway", "liveness", "status")
     assert "access.admin" in refused.stderr
-
-
-def test_a_backup_in_a_pod_is_restored_as_the_manual_says(
-    pod: Podman, tmp_path: Path
-) -> None:
-    lines = [
-        re.sub(
-            r"^kubectl exec (-i )?chat-0 -c liveness --", rf"podman exec \1{NAME}", it
-        )
-        for it in lines_of("Pods")
-    ]
-    *copies, unpack, exchange = lines
-    net = f"--net=/proc/{process_of(pod)}/ns/net"
-    with subprocess.Popen(
-        ["nsenter", net, "nc", "127.0.0.1", "9000"], stdin=subprocess.PIPE, text=True
-    ) as ada:
-        assert ada.stdin is not None
-        ada.stdin.write('{"login": "ada"}\n')
-        ada.stdin.flush()
-        eventually(lambda: len(logins(pod)) == 1)
-        for line in copies:
-            listed = pod.typed(line, cwd=tmp_path)
-        ada.kill()
-    assert "liveness.db" in listed
-    before = logins(pod)
-    pod.typed(unpack, cwd=tmp_path)
-    # It ends the container and with it itself, perhaps before its exit code is known.
-    pod.ran("bash", "-c", exchange)
-    wait_until_healthy(pod, restarts=1)
-    assert logins(pod) == before
-    assert RESTORED in said(pod)
-
-
-# --- compose.yml --------------------------------------------------------------------
-
-# Every container starts, users log in, and Prometheus asks every five seconds.
-SEEN_S: Final = 60.0
-SERVICES: Final = ("sidecar", "gateway", "users", "prometheus")
-# As the official image has it: nobody's, and its program the entry point.
-PROMETHEUS: Final = """
-FROM {base}
-RUN install --directory --owner 65534 --group 65534 /prometheus
-USER 65534
-ENTRYPOINT ["/usr/bin/prometheus"]
-"""
-# Nearly all of the simulated users.
-QUERY: Final = quote('liveness_users_online{job="liveness"} > 40')
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of what compose.yml names, with a token."""
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    shutil.copytree(ROOT / "grafana", tmp_path / "grafana")
-    here = tmp_path / "deploy" / "container"
-    token = here / "token"
-    token.write_text(f"{TOKEN}\n")
-    token.chmod(0o640)
-    os.chown(token, 0, 9874)
-    # Where one limit is given, Podman raises the others, which takes a capability that not
-    # every root has.
-    file = here / "compose.yml"
-    limits = {"{nofile: 8192}": "{nofile: 8192, nproc: 8192}"}
-    file.write_text(replaced(file.read_text(), limits))
-    return here
-
-
-@pytest.fixture
-def inside(podman: Podman) -> Iterator[Podman]:
-    """The same in a network of its own, so that no port of this host is taken."""
-    with subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && cat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdin is not None
-        assert holder.stdout.readline() == b"up\n"
-        yield podman.within(holder.pid)
-        holder.stdin.close()
-
-
-def test_compose_starts_all_prometheus_sees_it_and_nothing_is_left(
-    podman: Podman, inside: Podman, folder: Path
-) -> None:
-    compose = require("podman-compose")
-    services = yaml.safe_load((folder / "compose.yml").read_text())["services"]
-    podman("tag", IMAGE, services["sidecar"]["image"])
-    base = podman.load("prometheus-base", "prometheus", "wget")
-    tag = services["prometheus"]["image"]
-    text = PROMETHEUS.format(base=base)
-    podman("build", "--quiet", "--network", "none", "--tag", tag, "-", input=text)
-
-    def composed(*words: str) -> None:
-        done = inside.ran(compose, *words, cwd=folder)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def fetched(url: str, token: str = "") -> str:
-        bearer = ["--header", f"Authorization: Bearer {token}"] if token else []
-        return inside.ran("curl", "--silent", *bearer, url).stdout
-
-    composed("up", "--detach", *SERVICES)
-    try:
-        eventually(
-            lambda: (
-                '"sidecar:9874"'
-                in fetched(f"http://127.0.0.1:9090/api/v1/query?query={QUERY}")
-            ),
-            lambda: logs(podman),
-            SEEN_S,
-        )
-        assert "token" in fetched(f"{URL}/v1/users")
-        assert '"users"' in fetched(f"{URL}/v1/wheel", TOKEN)
-        # Another token, in the file that is mounted.
-        other = token_hex()
-        (folder / "token").write_text(other)
-        (sidecar,) = podman("ps", "--quiet", "--filter", "name=sidecar").split()
-        podman("kill", "--signal", "HUP", sidecar)
-        eventually(lambda: '"users"' in fetched(f"{URL}/v1/wheel", other))
-    finally:
-        composed("down", "--volumes")
-    named = ("--filter", "label=io.podman.compose.project")
-    assert inside("ps", "--all", "--quiet", *named) == ""
-    assert inside("volume", "ls", "--quiet", *named) == ""
-
-
-def logs(podman: Podman) -> str:
-    """What all containers have printed."""
-    every = podman("ps", "--all", "--quiet").split()
-    done = [podman.ran("podman", "logs", "--tail", "20", one) for one in every]
-    return "\n".join(one.stdout + one.stderr for one in done)

@@ -177,6 +177,3 @@ def test_a_name_that_is_tied_is_used_by_its_user_only_and_the_link_goes_on(
     as_person(sidecar, Person(NOBODY, 1)).hello("gw=2")
     as_person(sidecar, ROOT_USER).hello("gw-3")
     mine.sync()  # nobody replaced it
-
-
-# --- the sidecar is an ordinary user's ----------------------------------------

@@ -98,6 +98,3 @@ def test_ten_thousand_who_say_nothing_are_sent_away_and_harm_nobody(
     assert set(codes) <= {"too-slow", "overloaded"}
     assert codes["too-slow"] > 0
     assert max(rss) - rss[0] < STORM_BYTES + links * LINK_BYTES
-
-
-# --- replies that nobody reads --------------------------------------------------------------
