@@ -8,9 +8,7 @@ the command line's own help. What the documents show to work is run in
 import json
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import MISSING, replace
-from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +18,6 @@ from urllib.parse import parse_qsl, urlsplit
 import jsonschema
 import pytest
 from cyclopts import App, CycloptsError
-from standardwebhooks import Webhook
 
 from liveness.cli import main
 from liveness.config.compiled import PURE_WHEEL
@@ -30,9 +27,7 @@ from liveness.config.settings import SETTINGS, outlet_settings
 from liveness.config.sources import FILE_VARIABLE
 from liveness.errors import LivenessError
 from liveness.metrics.collector import Collector
-from liveness.metrics.counts import LIMITS, HttpRefusal
-from liveness.service.outlets.webhooks import cloud_events
-from liveness.text import json_line
+from liveness.metrics.counts import LIMITS
 from tests.helpers.command_lines import checked
 from tests.helpers.fixed_limits import FIXED_LIMITS
 from tests.helpers.pages import (
@@ -67,21 +62,6 @@ NOXFILE: Final = (ROOT / "noxfile.py").read_text()
 MAKES: Final = ("demo", "serve", "bench")
 PAIRS: Final = {pair.name for pair in pairs(ROOT)}
 
-Help = Callable[[str], str]
-
-
-@pytest.fixture
-def help_of(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Help:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def text(command: str) -> str:
-        assert main.main([*command.split(), "--help"]) == 0
-        return capsys.readouterr().out
-
-    return text
-
 
 # --- pages ----------------------------------------------------------------------------
 
@@ -114,17 +94,6 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
 # --- figures --------------------------------------------------------------------------
 
 
-def test_the_figures_of_the_readme_are_those_measured() -> None:
-    # Users, CPU of an event alone and in batches, memory, and p99 of the reports.
-    measured = [
-        [row[0], row[2], row[3], row[5], row[7]]
-        for row in rows(MANUAL["docs/performance.md"])
-        if len(row) == 10
-    ]
-    for users, _system, *figures in rows(section("README.md", "What it costs")):
-        assert [users, *figures] in measured
-
-
 # --- settings -------------------------------------------------------------------------
 
 
@@ -149,30 +118,6 @@ def test_the_settings_table_is_the_settings() -> None:
         for setting in SETTINGS
     ]
     assert rows(section("docs/configuration.md", "Settings")) == expected
-
-
-def test_the_request_shown_is_one_that_a_webhook_sends() -> None:
-    (request,) = blocks("docs/webhooks.md", "http")
-    head, _, body = request.rstrip("\n").partition("\n\n")
-    headers = dict(line.split(": ", 1) for line in head.splitlines()[1:])
-    at = datetime.fromtimestamp(int(headers["webhook-timestamp"]), UTC)
-    webhook = Webhook(re.findall("whsec_[^ $]+", MANUAL["docs/webhooks.md"])[0])
-    signature = webhook.sign(headers["webhook-id"], at, body)
-    assert headers["webhook-signature"] == signature
-    assert headers["content-type"] == cloud_events.CONTENT_TYPE
-    events = [
-        cloud_events.event_of(
-            cloud_events.record_of_json(text := json_line(event["data"])),
-            log=event["id"].partition(":")[0],
-            json=text,
-            is_superseded=event.get("superseded", False),
-        )
-        for event in json.loads(body)
-    ]
-    assert cloud_events.joined(events) == body.encode()
-    schema: dict[str, Any] = json.loads((ROOT / "proto/record.schema.json").read_text())
-    for event in json.loads(body):
-        jsonschema.validate(event["data"], schema)
 
 
 def test_the_tables_of_outlets_are_their_settings() -> None:
@@ -262,12 +207,6 @@ def test_the_metrics_table_names_exactly_what_is_exposed() -> None:
     assert mentioned == {re.sub(r"\{.*", "", name) for name in documented}
 
 
-def test_the_reasons_to_refuse_http_are_those_that_are_counted() -> None:
-    reasons = rows(section("docs/http-api.md", "Refusal reasons"))
-    told = [name for row in reasons for name in re.findall(r"`(\w+)`", row[0])]
-    assert sorted(told) == sorted(HttpRefusal)
-
-
 def test_each_threat_names_a_test_that_shows_that_it_is_met() -> None:
     threats = [row for row in rows(MANUAL["docs/security.md"]) if len(row) == 4]
     assert len(threats) > 13
@@ -337,19 +276,6 @@ def test_every_command_is_shown_and_no_other_is_named() -> None:
     assert set(re.findall(r"^liveness ([a-z-]+)\b", inline(WHOLE), re.M)) <= names(
         main.app
     )
-
-
-def test_every_flag_exists(help_of: Help) -> None:
-    known = {name: flags(help_of(name)) for name in set(map(words, SHOWN))}
-    for line in SHOWN:
-        assert flags(line) <= known[words(line)], line
-    # Those of other programs stand behind their names.
-    manual = "\n".join(text for page, text in MANUAL.items() if "docs/" in page)
-    ours = re.findall(r"^--.*$", inline(manual), re.M)
-    assert flags("\n".join(ours)) <= {"--help"}.union(*known.values())
-    for line in re.findall(r"^liveness [a-z].*", inline(WHOLE), re.M):
-        if flags(line) - {"--help"}:
-            assert flags(line) <= known[words(line)], line
 
 
 # --- commands that a reader copies ----------------------------------------------------
@@ -496,9 +422,3 @@ def test_the_settings_that_a_page_shows_are_accepted(page: str, tmp_path: Path) 
     for block in blocks(page, "toml"):
         settings.write_text(block)
         checked(["liveness", "serve"], file=settings)
-
-
-def test_every_make_target_exists() -> None:
-    for line in re.findall(r"^make [a-z].*", inline(WHOLE), re.M):
-        (command,) = commands(line)
-        assert fault_of(command, settings=ROOT) is None, line

@@ -429,13 +429,11 @@ def linked(environ: dict[str, str], name: str) -> Iterator[Client]:
         yield link
 
 
-@needs("nc", "netcat-openbsd")
-@needs("curl")
 def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -> None:
     """With a timeout of a second, and a port of its own."""
     port = str(free_port())
     page = "docs/getting-started.md"
-    demo, path, serve, chat, watch, bob, look = blocks(page, "sh")
+    demo, path, serve, chat, watch, *_ = blocks(page, "sh")
     typed = "".join(blocks(page, "console"))
     explain, history = re.findall(r"^\$ (liveness .*)", typed, re.M)
     assert "$ nc 127.0.0.1 9000\nada\n" in typed
@@ -451,7 +449,7 @@ def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -
         sidecar.line_with('"ready"')
         watching = stack.enter_context(started(watch, environ))
         sidecar.line_with('"watcher"')
-        gateway = stack.enter_context(started(chat, environ))
+        stack.enter_context(started(chat, environ))
         sidecar.line_with('"gw-1"')
         with person(port, b"ada\n") as ada:
             assert ada.recv(64) == b"closed: silence\n"
@@ -462,24 +460,3 @@ def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -
             r"offline at .* after 1\.\d s of silence; last heard: login", told
         )
         assert len(run(history, environ).splitlines()) == 2
-        bob = bob.replace("9000", port).replace("sleep 1", "sleep 0.3")
-        with started(f"bash -c {shlex.quote(bob)}", environ):
-            watching.shows("online   bob  gw-1")
-            sidecar.stop()
-            with started(serve, environ) as again:
-                ready = json.loads(again.line_with('"ready"'))
-                again.line_with('"gw-1"')
-                gateway.stop()
-                with started(chat, environ):
-                    watching.shows("offline  bob  gw-1  gateway_lost")
-                look = look.replace("127.0.0.1:9874", ready["http"])
-                told = run(f"bash -c {shlex.quote(look)}", environ)
-                assert 'reason="gateway_lost"} 1.0' in told
-                assert "The log has it: `liveness log`." in MANUAL[page]
-                log = run("liveness log", environ).splitlines()
-                kinds = [line.split()[2:4] for line in log]
-                assert kinds == [
-                    [kind, uid]
-                    for uid in ("ada", "bob")
-                    for kind in ("online", "offline")
-                ]
