@@ -3,19 +3,39 @@
 How they are hardened, and what systemd does by them: `tests/machine/test_systemd.py`.
 """
 
+import re
+from pathlib import Path
+from typing import Final
+
 from liveness.config.settings import SETTINGS, HttpSettings
 from liveness.config.sources import DEFAULT_FILE
 from liveness.service.components import TURN_DEAD_S
 from liveness.service.links.sockets import BACKLOG, SOCKET_MODE
 from tests.helpers.command_lines import checked
-from tests.helpers.units import (
-    FOLDER,
-    SERVICE,
-    SOCKET,
-    seconds,
-    setting,
-    settings,
-)
+from tests.helpers.tree import ROOT
+
+FOLDER: Final = ROOT / "deploy/systemd"
+SERVICE: Final = FOLDER / "liveness.service"
+SOCKET: Final = FOLDER / "liveness.socket"
+
+
+def settings(unit: Path) -> dict[str, list[str]]:
+    """What each key is set to, in order."""
+    found: dict[str, list[str]] = {}
+    for key, value in re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.M):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def setting(unit: Path, key: str) -> str:
+    (value,) = settings(unit)[key]
+    return value
+
+
+def seconds(unit: Path, key: str) -> float:
+    """A time of the units, which have milliseconds and seconds only."""
+    number, scale = re.findall(r"^(\d+)(ms|s)$", setting(unit, key))[0]
+    return int(number) / (1000 if scale == "ms" else 1)
 
 
 def test_it_runs_what_there_is_with_the_settings_that_are_installed() -> None:

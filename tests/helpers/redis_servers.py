@@ -92,12 +92,6 @@ class RedisServer(Program):
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
 
-    def lose_what_follows(self, replica: "RedisServer") -> None:
-        """Cut *replica* off: a failover to it loses later writes."""
-        replica.pause()
-        # What the kernel holds would still arrive.
-        self("CLIENT", "KILL", "TYPE", "replica")
-
 
 class Certificates(NamedTuple):
     ca: Path
@@ -153,10 +147,6 @@ class RedisCluster:
             if first <= slot <= last:
                 return self._by_id[master[2].decode()]
         raise AssertionError(f"nobody serves slot {slot}")
-
-    def replica_of(self, master: RedisServer) -> RedisServer:
-        (line,) = master("CLUSTER", "REPLICAS", node_id(master))
-        return self._by_id[line.split()[0].decode()]
 
     def is_whole(self) -> bool:
         """Whether every node sees all slots served, and every replica is connected."""
