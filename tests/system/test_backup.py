@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers import disk
 from tests.helpers.needs import needs
+from tests.helpers.processes import ran
 from tests.helpers.tree import ROOT
 from tests.helpers.wire import packed
 from tests.system.client import Client
@@ -30,20 +31,8 @@ def command(state: Path, file: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def backed_up(state: Path, file: Path) -> str:
-    done = run(command(state, file))
+    done = ran(*command(state, file), cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -190,7 +179,8 @@ def test_a_signal_in_its_worst_moment_leaves_all_or_nothing(
     strace = ["strace", "-f", "-o", f"{tmp_path}/said", *options]
     strace += ["-e", f"trace={calls}", "-e", f"inject={calls}:signal={number}"]
     # Python makes folders for bytecode, which are not meant.
-    done = run(strace + command(sidecar.state, file), PYTHONDONTWRITEBYTECODE="1")
+    environ = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = ran(*strace, *command(sidecar.state, file), cwd=ROOT, env=environ)
     assert f"SIG{number}" in (tmp_path / "said").read_text()
     assert (done.returncode, done.stderr) == (code, "")
     assert [path.name for path in folder.iterdir()] == left

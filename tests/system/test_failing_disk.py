@@ -91,43 +91,23 @@ def filled(folder: Path, *, but: int = 0) -> Iterator[Callable[[], None]]:
 # --- a disk that fails --------------------------------------------------------------------
 
 
-@pytest.fixture
-def on_failing_disk(make: Start) -> Sidecar:
-    """A sidecar whose system calls can be made to fail; it is not started yet."""
-    require("fiu-run", "fiu-utils")
-    sidecar = make()
-    sidecar.under = ["fiu-run", "-x", "-f", str(sidecar.folder / "fiu")]
-    return sidecar
-
-
-POINTS: Final = {"write": "posix/io/rw/pwrite", "sync": "posix/io/sync/fdatasync"}
-
-
-def control(sidecar: Sidecar, *orders: str) -> None:
-    command = ["fiu-ctrl", "-f", str(sidecar.folder / "fiu")]
-    for order in orders:
-        command += ["-c", order]
+def control(sidecar: Sidecar, order: str) -> None:
+    fiu = ["fiu-ctrl", "-f", str(sidecar.folder / "fiu"), "-c", order]
     told = subprocess.run(
-        [*command, str(sidecar.pid)], capture_output=True, text=True, check=True
+        [*fiu, str(sidecar.pid)], capture_output=True, text=True, check=True
     )
     assert "rror" not in told.stdout + told.stderr
 
 
-def fail(sidecar: Sidecar, **calls: float) -> None:
-    """From now on these calls fail with EIO, each with its probability."""
-    enable = "enable_random name={},probability={},failinfo={}"
-    orders = (enable.format(POINTS[it], calls[it], errno.EIO) for it in calls)
-    control(sidecar, *orders)
-
-
 @contextmanager
-def failing(sidecar: Sidecar, call: str) -> Iterator[Callable[[], None]]:
-    """One call fails for a while, always."""
-    fail(sidecar, **{call: 1.0})
+def failing(sidecar: Sidecar, point: str) -> Iterator[Callable[[], None]]:
+    """One system call fails with EIO for a while, always."""
+    chance = f"probability=1,failinfo={errno.EIO}"
+    control(sidecar, f"enable_random name={point},{chance}")
     try:
         yield lambda: None
     finally:
-        control(sidecar, f"disable name={POINTS[call]}")
+        control(sidecar, f"disable name={point}")
 
 
 # --- processes on both --------------------------------------------------------------------
@@ -228,12 +208,14 @@ def test_a_full_filesystem_is_said_loses_nothing_and_heals_by_itself(
         is_survived(sidecar, filled(small_disk))
 
 
-@pytest.mark.parametrize("call", ["write", "sync"])
+@pytest.mark.parametrize("point", ["posix/io/rw/pwrite", "posix/io/sync/fdatasync"])
 def test_a_disk_that_fails_is_said_loses_nothing_and_heals_by_itself(
-    on_failing_disk: Sidecar, call: str
+    make: Start, point: str
 ) -> None:
-    sidecar = on_failing_disk.start()
-    is_survived(sidecar, failing(sidecar, call))
+    require("fiu-run", "fiu-utils")
+    sidecar = make()
+    sidecar.under = ["fiu-run", "-x", "-f", str(sidecar.folder / "fiu")]
+    is_survived(sidecar.start(), failing(sidecar, point))
 
 
 def test_a_stop_while_the_disk_is_full_says_bye_and_takes_no_longer_than_any(

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,23 +16,6 @@ from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def cluster() -> Iterator[KafkaCluster]:
-    with KafkaCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def reader(cluster: KafkaCluster) -> Iterator[TopicReader]:
-    with TopicReader(cluster.brokers) as reader:
-        yield reader
-
-
-@pytest.fixture
-def sidecar(make: Start, cluster: KafkaCluster, tmp_path: Path) -> Sidecar:
-    return make(config=settings_of(tmp_path, cluster.brokers))
 
 
 def settings_of(folder: Path, brokers: str) -> Path:
@@ -70,10 +52,6 @@ def check(sidecar: Sidecar, reader: TopicReader) -> None:
     seqs = {record.seq for record in disk.log(sidecar.database)}
     reader.until_seqs(seqs)
     assert len(reader.places) == len(seqs)
-    check_order(reader)
-
-
-def check_order(reader: TopicReader) -> None:
     for key, of_user in reader.first_seqs().items():
         assert of_user == sorted(of_user), key
 
@@ -93,33 +71,35 @@ def test_a_broker_of_another_make_is_sent_each_record(
 
 
 def test_the_consumer_of_the_manual_takes_each_record_once(
-    sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
+    make: Start, tmp_path: Path
 ) -> None:
-    sidecar.start()
-    come_and_go(sidecar, 500)
-    check(sidecar, reader)
-    sidecar.kill()
-    for database in sidecar.state.glob("outlets.db*"):
-        database.unlink()  # all is sent again
-    sidecar.start()
-    reader.until(lambda: len(reader.messages) == 2_000)
-    producer = Producer({"bootstrap.servers": cluster.brokers})
-    gap = b'{"seq":8,"kind":"gap","first":5,"until":9}'
-    producer.produce(TOPIC, gap, headers={"seq": "8", "log": "a", "kind": "gap"})
-    producer.flush()
-    program = [
-        sys.executable,
-        "-W",
-        "error",
-        "-c",
-        example("docs/kafka.md", "Consumer"),
-    ]
-    with subprocess.Popen(
-        [*program, cluster.brokers], stdout=subprocess.PIPE, text=True
-    ) as consumer:
-        assert consumer.stdout is not None
-        lines = [consumer.stdout.readline() for _ in range(1_001)]
-        consumer.kill()
+    with KafkaCluster() as cluster, TopicReader(cluster.brokers) as reader:
+        sidecar = make(config=settings_of(tmp_path, cluster.brokers))
+        sidecar.start()
+        come_and_go(sidecar, 500)
+        check(sidecar, reader)
+        sidecar.kill()
+        for database in sidecar.state.glob("outlets.db*"):
+            database.unlink()  # all is sent again
+        sidecar.start()
+        reader.until(lambda: len(reader.messages) == 2_000)
+        producer = Producer({"bootstrap.servers": cluster.brokers})
+        gap = b'{"seq":8,"kind":"gap","first":5,"until":9}'
+        producer.produce(TOPIC, gap, headers={"seq": "8", "log": "a", "kind": "gap"})
+        producer.flush()
+        program = [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            example("docs/kafka.md", "Consumer"),
+        ]
+        with subprocess.Popen(
+            [*program, cluster.brokers], stdout=subprocess.PIPE, text=True
+        ) as consumer:
+            assert consumer.stdout is not None
+            lines = [consumer.stdout.readline() for _ in range(1_001)]
+            consumer.kill()
     users = [f"user-{number}" for number in range(500)]
     expected = {f"{kind} {user}\n" for kind in (ONLINE, OFFLINE) for user in users}
     expected.add("gap 5 9\n")

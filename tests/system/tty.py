@@ -37,11 +37,9 @@ TAKEN, GIVEN_BACK = "\x1b[?1049h", "\x1b[?25h\x1b[?1049l"
 class Tty:
     """A terminal with a command on it, and what has come out of it."""
 
-    def __init__(
-        self, *command: object, size: tuple[int, int] = (30, 110), **environment: str
-    ) -> None:
+    def __init__(self, *command: object, **environment: str) -> None:
         self._ours, self._theirs = os.openpty()
-        termios.tcsetwinsize(self._theirs, size)
+        termios.tcsetwinsize(self._theirs, (30, 110))
         self._before = termios.tcgetattr(self._theirs)
         self.out = ""
         self._from = 0
