@@ -28,6 +28,7 @@ from liveness.config.sources import FILE_VARIABLE
 from liveness.errors import LivenessError
 from liveness.metrics.collector import Collector
 from liveness.metrics.counts import LIMITS
+from liveness.metrics.now import OUTLET_STATES
 from tests.helpers.command_lines import checked
 from tests.helpers.fixed_limits import FIXED_LIMITS
 from tests.helpers.pages import (
@@ -223,6 +224,14 @@ def test_the_http_api_to_read_is_the_one_that_the_sidecar_serves() -> None:
     assert not (ROOT / shown).is_symlink()
     same = (ROOT / served).read_bytes() == (ROOT / shown).read_bytes()
     assert same, f"cp {served} {shown}"
+
+
+def test_an_outlet_in_a_summary_is_as_the_api_says() -> None:
+    schema = API["components"]["schemas"]["Outlet"]
+    (shown,) = (outlet.as_map() for outlet in NOW.outlets)
+    validate_by(shown, schema)
+    assert [*shown] == [*schema["properties"]] == schema["required"]
+    assert schema["properties"]["state"]["enum"] == [*OUTLET_STATES]
 
 
 # --- files and tests ------------------------------------------------------------------

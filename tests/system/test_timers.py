@@ -47,6 +47,34 @@ def test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given(
     assert plain == {"kind": "timer", "gateway": name, "key": "plain", "attempt": 1}
 
 
+def test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh(
+    sidecar: Sidecar, name: str
+) -> None:
+    link = sidecar.gateway(name)
+    link.send("login", "user")
+    link.send("after", "told", 0.1)
+    until_fired(link, "told")
+    link.send("after", "away", 0.1)
+    link.send("after", "cancelled", 0.1)
+    link.apply("cancel", {"key": "cancelled"})
+    link.close()
+    watcher = sidecar.connect()
+    watcher.hello(f"{name}-sees", role="watcher", after=0, scope="all")
+
+    def of_away(records: list[Record]) -> list[Record]:
+        mine = {"kind": "timer", "gateway": name, "key": "away"}
+        return [it for it in records if it.items() >= mine.items()]
+
+    (away,) = of_away(watcher.until(of_away))
+    link = sidecar.gateway(name, fresh=True)
+    link.send("after", "last", 0.2)
+    records = until_fired(link, "last")
+    # What its former process was told is left to that run's time; and nothing of users.
+    assert [(it["key"], it["attempt"]) for it in records] == [("away", 1), ("last", 1)]
+    assert abs(records[0]["due"] - away["due"]) <= 1
+    assert records[0]["seq"] > away["seq"]
+
+
 def test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once(
     start: Start,
 ) -> None:

@@ -26,6 +26,7 @@ from tests.system.test_restart import (  # noqa: F401
     test_after_a_crash_users_sessions_and_conns_are_as_they_were,
 )
 from tests.system.test_timers import (  # noqa: F401
+    test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
     test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given,
 )
 
