@@ -263,19 +263,6 @@ class Sidecar:
                     return sample.value
         return 0.0
 
-    def metric_until(
-        self, is_so: Callable[[float], bool], name: str, **labels: str
-    ) -> float:
-        """Waits until a sample is as it should be."""
-        values = [0.0]
-
-        def is_there() -> bool:
-            values[0] = self.metric(name, **labels)
-            return is_so(values[0])
-
-        eventually(is_there, lambda: f"{name} {labels} is {values[0]}")
-        return values[0]
-
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Reads the log over a connection of its own."""
         return disk.rows(self.database, sql, *values)

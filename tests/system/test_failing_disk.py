@@ -147,9 +147,9 @@ def is_survived(
     began = perf_counter()
     with trouble as again:
 
-        def is_lasting(failures: float) -> bool:
+        def is_lasting(what: str) -> bool:
             again()
-            return failures >= 3
+            return sidecar.metric("liveness_write_failures_total", what=what) >= 3
 
         for number in range(TIMERS):
             gateway.send("after", f"late-{number}", 86_400, PAYLOAD)
@@ -160,7 +160,7 @@ def is_survived(
             ("log", sidecar.database, LOG_FAILS),
             ("timers", sidecar.timers, TIMERS_FAIL),
         ):
-            sidecar.metric_until(is_lasting, "liveness_write_failures_total", what=what)
+            eventually(partial(is_lasting, what))
             line = sidecar.line(event)
             assert line.items() >= {"level": "error", "path": str(path)}.items()
         assert sidecar.get("/healthz")[0] == 200
