@@ -94,6 +94,16 @@ def test_of_too_many_links_without_a_hello_the_newest_stay() -> None:
     assert +shell.counts.limits_met == {"limits.max_handshakes": 2}
 
 
+def test_a_link_that_says_hello_in_the_last_moment_stays() -> None:
+    shell = Shell(hello_s=5.0)
+    link = shell.connect()
+    shell.lets_pass(6)
+    (expired,) = shell.parts.registry.expired_handshakes(shell.attended.now)
+    shell.says(link, hello())
+    shell.parts.registry.expire_handshake(expired, shell.attended.now)
+    assert link.is_open
+
+
 def test_a_name_is_in_use_while_it_is_linked_or_has_users() -> None:
     shell = Shell()
     registry = shell.parts.registry

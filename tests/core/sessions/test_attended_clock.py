@@ -58,6 +58,12 @@ def test_load_and_sleep_are_attended_and_an_absence_is_not(
     assert clock.is_paused == stands
 
 
+def test_time_before_the_clock_began_is_not_attended(clock: AttendedClock) -> None:
+    clock.begin(mono=107.0, cpu=11.0)
+    assert (clock.now, clock.unattended, clock.is_paused) == (0.0, 7.0, False)
+    assert clock.turn(mono=107.5, cpu=11.25, asked=0.25) == 0.5
+
+
 def test_a_clock_that_stands_goes_on_when_all_are_read_and_settled(
     clock: AttendedClock,
 ) -> None:

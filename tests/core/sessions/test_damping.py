@@ -13,6 +13,7 @@ from liveness.core.sessions.damping import (
     Damper,
     DampingCounts,
     damped_record,
+    moved,
 )
 from tests.helpers.strategies import BOUNDED
 
@@ -249,3 +250,13 @@ def test_a_record_is_of_a_device_or_of_its_user(users: bool) -> None:
     user = "ada" if users else "ada/phone"
     found = damped_record(offline, users=users, at=2)
     assert found == DampedRecord(7, OFFLINE, user, "g1", 2)
+
+
+def test_a_move_in_place_of_both_names_both_connections() -> None:
+    offline = record(OFFLINE, 3, "ada/phone", "g1", 0)
+    online = record(ONLINE, 4, "ada/phone", "g2", 1)
+    assert moved(offline, online).as_map() == {
+        "seq": 4, "kind": "moved", "uid": "ada/phone", "gateway": "g2", "session": 4,
+        "reason": "login", "at": 5, "conn": 104, "from": "g1", "from_session": 3,
+        "from_conn": 103, "user": "ada", "devices": 1,
+    }  # fmt: skip

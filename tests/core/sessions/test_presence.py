@@ -144,6 +144,14 @@ def test_signs_of_life_do_not_forget_when_a_connection_began(clocked: Scene) -> 
     assert is_refused_as_older(older)
 
 
+def test_a_session_keeps_the_beginning_that_its_first_login_said(
+    clocked: Scene,
+) -> None:
+    clocked.login("g", ["u"], [1], began=began(clocked, 60))
+    assert clocked.login("g", ["u"], [1], began=began(clocked, 1)) == []
+    assert clocked.kept["u"].start_ms == clocked.state_ms - 60_000
+
+
 def test_a_login_may_say_of_some_users_only_when_they_connected(clocked: Scene) -> None:
     clocked.login("g", ["u", "v"], [1, 2], began=[*began(clocked, 60), None])
     assert clocked.kept["u"].start_ms == clocked.state_ms - 60_000
