@@ -272,6 +272,14 @@ def test_a_cursor_stays_at_what_was_processed_of_what_was_received(link: Link) -
     assert link.cursor == 5
 
 
+def test_a_watcher_without_acks_has_no_cursor() -> None:
+    link = Link()
+    link.welcome(role="watcher", ack=False)
+    link.cursors["watcher", "g"] = CursorRow(0, 0, None)
+    link.send_records(1)
+    assert (link.cursors["watcher", "g"].seq, link.cursor) == (0, 0)
+
+
 @pytest.mark.parametrize("why", ["neither", "unread", "disk"])
 def test_at_its_end_a_link_is_sent_what_is_queued_unless_that_is_in_vain(
     why: str,

@@ -210,6 +210,24 @@ def test_after_a_storm_only_users_that_come_due_later_count(
     assert silent(scene.wait(HOLD_S - 0.5, "g")) == later
 
 
+def test_users_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None:
+    scene.link("g")
+    first, rest = users(15), users(15, "later ")
+    scene.login("g", first)
+    scene.wait(2, "g")
+    scene.login("g", rest)
+    assert silent(scene.wait(28.5, "g")) == first
+    scene.wait(1, "g")
+    speak(scene, rest[1:])
+    assert scene.wait(1, "g") == []
+    assert told(scene) == [(16, 30)]
+    scene.wait(HOLD_S - 1, "g")
+    # If the fifteen still counted, this user would begin a storm again.
+    scene.login("g", ["short"], timeout=5)
+    assert silent(scene.wait(0.5, "g")) == rest[:1]
+    assert silent(scene.wait(4.75, "g")) == ["short"]
+
+
 def test_a_storm_ends_at_once_when_all_have_spoken(scene: Scene) -> None:
     uids = arrive(scene, 20)
     scene.wait(30.5, "g")
