@@ -111,6 +111,7 @@ def test_a_longer_timeout_is_in_force_at_once_and_a_shorter_one_later(
     gateway = GatewayState("g", 0, SETTLE_S, users=users)
     gateway.set_in_force(30.0, 100.0, before=0.0)
     gateway.set_in_force(timeout, 110.0, before=30.0)
+    gateway.set_in_force(timeout, 115.0, before=timeout)  # it is said again
     assert (gateway.in_force, gateway.in_force_until) == (in_force, until)
 
 
@@ -140,6 +141,15 @@ def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
     gateway.unlinked(150.0)
     assert gateway.clearance(151.75, hold=HOLD_S) == (NEVER, 91.75, NEVER, AWAY)
     assert gateway.clearance(152.0, hold=HOLD_S) == (NEVER, 152.0, NEVER, None)
+
+
+def test_a_renewed_user_waits_for_a_gateway_that_is_away_and_for_no_mute_one(
+    pinging: GatewayState,
+) -> None:
+    pinging.empty_at = 150.0
+    assert pinging.clearance_of_renewed(150.0) == (NEVER, 150.0, NEVER, MUTE)
+    pinging.unlinked(150.0)
+    assert pinging.clearance_of_renewed(151.0) == (NEVER, 149.0, NEVER, AWAY)
 
 
 def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then(

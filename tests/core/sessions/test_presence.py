@@ -14,7 +14,7 @@ from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.link_requests import Login, Logout
-from tests.core.scene import ALL, Scene, Shown, run_of
+from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.helpers.strategies import NO_UIDS
 
 WheelClass = type[Wheel]
@@ -203,6 +203,18 @@ def test_a_sign_of_life_of_another_connection_is_ignored(
     assert scene.presence.ignored[why] == 1
 
 
+def test_of_two_events_of_a_user_in_a_batch_the_first_opens_its_session(
+    scene: Scene,
+) -> None:
+    signs: list[Sign] = [
+        ("keepalive", "u", 1),
+        ("message", "u", 1),
+        ("message", "u", 2),
+    ]
+    assert brief(scene.hear("g", *signs)) == [("online", "u", "keepalive")]
+    assert scene.presence.ignored["other_conn"] == 1
+
+
 def test_a_frame_with_bad_uids_is_reported_once_and_its_good_uids_count(
     scene: Scene,
 ) -> None:
@@ -292,6 +304,21 @@ def test_each_gateway_has_an_equal_share_of_a_pass(scene: Scene) -> None:
     assert judged == {"g": 5, "h": 5}
 
 
+def test_three_gateways_take_turns_even_if_only_one_is_judged_at_a_time(
+    scene: Scene,
+) -> None:
+    scene.link("i")
+    for name in "ghi":
+        scene.login(name, [f"{name}{number}" for number in range(5)])
+    come_due(scene, "g", "h", "i")
+    for _ in range(5):
+        judged = []
+        for _ in range(3):
+            assert scene.firing.fire(scene.at, limit=1) == 1
+            judged += scene.written()
+        assert {shown["gateway"] for shown in judged} == {"g", "h", "i"}
+
+
 def test_what_one_gateway_leaves_of_its_share_another_one_uses(scene: Scene) -> None:
     for name in ("i", "j", "k"):
         scene.link(name)
@@ -333,6 +360,15 @@ def test_a_change_without_a_record_is_kept_too(scene: Scene) -> None:
     for conn, timeout in [(None, 45.0), (5, 45.0), (5, None)]:
         assert scene.login("g", ["u"], [conn], timeout=timeout) == []
         assert scene.kept["u"] == OnlineRow(1, "u", began, conn, "g", timeout)
+
+
+def test_a_sign_of_life_alone_writes_nothing(scene: Scene) -> None:
+    scene.login("g", ["u"], [5], timeout=45)
+    scene.wait(5, "g")
+    g = scene.gateway("g")
+    scene.presence.heard(g, run_of(["keepalive", "u", {"conn": 5}]), scene.at)
+    scene.presence.login(g, Login(["u"], [5], 45, 9.0), scene.at)
+    assert not scene.presence.decided.take()
 
 
 def test_a_list_of_events_is_one_change_of_each_counter(scene: Scene) -> None:
