@@ -125,6 +125,16 @@ def test_a_list_is_taken_up_in_its_turn_and_passes_no_reply(link: Link) -> None:
     assert not link.outbox.has_replies
 
 
+def test_unread_bytes_are_counted_until_they_are_sent_or_dropped(link: Link) -> None:
+    link.queue(b"abc", b"de")
+    assert link.unread.memory == 5
+    link.outbox.take_frames()
+    link.outbox.frames_sent(3)
+    assert link.unread.memory == 2
+    link.outbox.broken()
+    assert (link.unread.memory, link.outbox.is_given_up) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("limits", "most", "limit"),
     [
@@ -147,6 +157,14 @@ def test_a_link_with_one_reply_too_many_is_full(
     link.outbox.take_frames()
     link.outbox.frames_sent(most + 1)
     assert not link.outbox.is_full
+
+
+def test_above_the_bound_of_all_links_those_with_unread_replies_are_full() -> None:
+    link = Link(max_unread_bytes=10)
+    link.unread.memory = 11
+    assert not link.outbox.is_full
+    link.queue(b"x")
+    assert link.outbox.is_full
 
 
 def test_what_a_broken_link_had_to_send_does_not_count() -> None:

@@ -150,6 +150,7 @@ def test_above_the_bound_the_oldest_is_passed_on_early_and_counted() -> None:
     assert add(damping, first) == []
     assert add(damping, second) == [first]
     assert (len(damping), counts.hurried) == (1, 1)
+    assert [it.item for it in damping.flush()] == [second]
 
 
 def test_after_the_wall_clock_was_set_back_no_offline_waits_longer() -> None:
