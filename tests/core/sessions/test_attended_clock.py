@@ -180,6 +180,11 @@ def test_absences_that_overlap_count_once() -> None:
     assert noted.listened_s("g", 0, 30) == 30 - 1 - 16
 
 
+def test_an_absence_within_the_last_one_does_not_shorten_it() -> None:
+    noted = absences((10, 20, None), (12, 13, None))
+    assert noted.listened_s("g", 0, 30) == 20
+
+
 def test_many_absences_are_kept_as_fewer_and_none_is_forgotten() -> None:
     many = 3 * MOST_ABSENCES
     noted = absences(*((2.0 * n, 2.0 * n + 1, "g") for n in range(many)))

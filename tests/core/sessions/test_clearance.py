@@ -111,7 +111,6 @@ def test_a_longer_timeout_is_in_force_at_once_and_a_shorter_one_later(
     gateway = GatewayState("g", 0, SETTLE_S, users=users)
     gateway.set_in_force(30.0, 100.0, before=0.0)
     gateway.set_in_force(timeout, 110.0, before=30.0)
-    gateway.set_in_force(timeout, 115.0, before=timeout)  # it is said again
     assert (gateway.in_force, gateway.in_force_until) == (in_force, until)
 
 

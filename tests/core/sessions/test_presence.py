@@ -222,13 +222,13 @@ def test_a_frame_with_bad_uids_is_reported_once_and_its_good_uids_count(
     scene.wait(20, "g")
     signs = run_of(
         ["message", None],
-        ["message", ["a", "b", "", "old", *NO_UIDS]],
         ["message", []],
+        ["message", ["a", "b", "", "old", *NO_UIDS]],
         ["message", "c"],
         ["message", [-1]],
     )
     bad = scene.presence.heard(scene.gateway("g"), signs, scene.at)
-    assert bad == [(2, 0, 0), (3, 3, 2), (6, 6 + len(NO_UIDS), 0)]
+    assert bad == [(2, 0, 0), (4, 3, 2), (6, 6 + len(NO_UIDS), 0)]
     assert [shown["uid"] for shown in scene.written()] == ["a", "b", "c"]
     assert scene.wait(30, "g") == []
     assert len(scene.wait(0.25, "g")) == 4
@@ -483,6 +483,24 @@ def test_a_longer_timeout_is_in_force_as_long_as_a_session_may_be_under_it(
     assert scene.gateways.timeouts_over(scene.now) == [gateway]
     assert gateway.in_force == 2
     assert scene.gateways.timeouts_over(scene.now) == []
+
+
+def test_a_longer_timeout_ends_however_often_the_shorter_one_is_said_again(
+    scene: Scene,
+) -> None:
+    gateway = scene.gateway("g")
+    scene.link("g", timeout=60)
+    scene.login("g", ["u"])
+    scene.link("g", timeout=2)
+    for _ in range(4):
+        scene.pass_time(14.75)
+        scene.hear("g", ("keepalive", "u", None))
+        scene.stop_and_start(away=0)
+        scene.link("g", timeout=2)
+        gateway = scene.gateway("g")
+    assert gateway.in_force == 60
+    scene.pass_time(1.25)
+    assert scene.gateways.timeouts_over(scene.now) == [gateway]
 
 
 def test_a_planned_stop_resets_nobodys_clock(scene: Scene) -> None:
