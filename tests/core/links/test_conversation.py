@@ -176,6 +176,14 @@ def test_a_conn_that_became_a_float_is_refused_with_the_cause(
     assert "doubles, which round them: choose conns below 2^53, and" in answer.message
 
 
+@pytest.mark.parametrize("letters", [63, 65, 100_000])
+def test_a_refusal_has_the_first_letters_of_a_long_frames_name(letters: int) -> None:
+    (answer,) = asked(link_of(), ["x" * letters])
+    assert isinstance(answer, Refusal)
+    assert answer.frame == "x" * min(letters, 64)
+    assert len(answer.message) < 300
+
+
 @pytest.mark.parametrize(("name", "what"), [("login", "events"), ("done", "timers")])
 def test_a_watcher_is_told_which_frames_it_may_not_send(name: str, what: str) -> None:
     hello = ["hello", {"protocol": 1, "name": "w", "role": "watcher"}]

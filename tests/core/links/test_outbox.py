@@ -14,6 +14,7 @@ from liveness.core.cursors import (
 )
 from liveness.core.limits import Limits
 from liveness.core.links.outbox import (
+    JOINED_BYTES,
     NOTICES_PER_FRAME,
     STALLED_S,
     ListReply,
@@ -110,6 +111,13 @@ def test_only_a_gateway_waits_for_timer_commands_and_not_with_its_welcome(
     assert link.outbox.take_frames() == sent
 
 
+def test_replies_are_joined_up_to_a_size(link: Link) -> None:
+    frame = b"x" * (JOINED_BYTES // 2)
+    link.queue(frame, frame, b"y")
+    assert link.outbox.take_frames() == frame * 2
+    assert link.outbox.take_frames() == b"y"
+
+
 def test_a_list_is_taken_up_in_its_turn_and_passes_no_reply(link: Link) -> None:
     link.queue(b"a")
     link.outbox.queue(LIST._replace(after=2))
@@ -165,6 +173,23 @@ def test_above_the_bound_of_all_links_those_with_unread_replies_are_full() -> No
     assert not link.outbox.is_full
     link.queue(b"x")
     assert link.outbox.is_full
+
+
+def test_replies_being_written_and_lists_count_as_waiting() -> None:
+    link = Link(max_replies=2)
+    link.queue(b"a", b"b")
+    link.outbox.queue(LIST)
+    link.outbox.take_frames()
+    assert link.outbox.is_full
+    assert link.outbox.take_up_list()
+    assert link.outbox.is_full
+    link.outbox.list_begins()
+    link.queue(b"c")
+    assert not link.outbox.is_full
+    link.queue(b"d")
+    assert link.outbox.is_full
+    link.outbox.list_sent()
+    assert not link.outbox.is_full
 
 
 def test_what_a_broken_link_had_to_send_does_not_count() -> None:

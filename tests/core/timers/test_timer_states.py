@@ -78,6 +78,18 @@ def test_a_timer_fires_once_when_its_time_has_come_and_not_before(rig: Rig) -> N
     assert rig.wait(RUN_S - 1) == []
 
 
+@pytest.mark.parametrize(("passed", "seconds"), [(0.357, 0.344), (0.196, 1.13)])
+def test_a_timer_is_not_early_by_the_rounding_of_its_due_time(
+    rig: Rig, passed: float, seconds: float
+) -> None:
+    rig.to(rig.state_s + passed)
+    until = rig.state_s + seconds
+    rig.after("k", seconds)
+    rig.turn()
+    assert fires_at(rig, nextafter(until, 0)) == 0
+    assert fires_at(rig, until + 0.001) == 1
+
+
 @BOUNDED
 @given(
     began=st.floats(0, 4e9),
