@@ -272,3 +272,20 @@ def test_a_log_whose_meta_makes_no_sense_is_refused(
         assert db.execute(f"update meta set {change}").rowcount == 1
     with pytest.raises(StateError, match="its meta makes no sense"):
         LogStore(tmp_path)
+
+
+def test_a_trim_takes_a_damaged_page_with_the_next_whole_one(store: LogStore) -> None:
+    names = ("g", "idle")
+    cursors = {("gateway", name): CursorRow(2, 50, None) for name in names}
+    store.write(Batch(cursors=cursors))
+    for at in (1, 2, 3, 4):
+        fill(store, 5, at=at)
+    overwrite(store, "records = x'00' where last = 10")
+    trim(store, oldest_ms=2)
+    assert store.bounds()[0] == 6
+    trim(store, oldest_ms=3)
+    assert store.bounds()[0] == 6  # the age of a damaged page is unknown
+    trim(store, oldest_ms=4)
+    assert store.bounds()[0] == 16
+    assert {name: lost(store, name) for name in names} == {"g": 15, "idle": 10}
+    assert store.damaged_records(store.bounds()[0]) == 0

@@ -185,3 +185,13 @@ async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
     publish(log, off(1), on(2, at_s=1))
     assert [r.seq for r in await take(damped, 0)] == [1, 2]
     assert (damped.position, damped.waiting) == (2, 0)
+
+
+async def test_the_position_stays_before_what_was_not_taken_yet(log: Log) -> None:
+    damped = reader(log)
+    publish(log, off(1, "u1"), off(2, "u2"), on(3, "u3", at_s=SETTLE_S))
+    taken = [[r.seq for r in await take(damped, 20, limit=1)] for _ in range(3)]
+    assert taken == [[], [], [1]]  # two offlines wait until the third record is read
+    assert (damped.position, damped.is_behind) == (1, True)
+    assert [r.seq for r in await take(damped, 20)] == [2, 3]
+    assert not damped.is_behind
