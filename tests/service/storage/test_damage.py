@@ -17,7 +17,7 @@ from liveness.service.storage.database import PUT_META, check_structure, reading
 from liveness.service.storage.log_pages import PAGE_RECORDS, TRIMMED
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers import disk
-from tests.service.storage.journals import ALL, fill, keep, of, page, trim, users
+from tests.service.storage.journals import ALL, fill, keep, lost, of, page, trim, users
 
 
 def overwrite(store: LogStore, sql: str, *values: object) -> None:
