@@ -453,3 +453,26 @@ def test_when_a_session_began_is_known_within_half_of_a_round_trip(
     session = next(sessions_of(bytes(call.args[11])))  # type: ignore[arg-type]  # a value
     assert call.args[8] == WALL_MS + 200
     assert session.since == WALL_MS + 200 - 5_000
+
+
+def test_a_configuration_that_is_no_text_is_refused(identity: HostIdentity) -> None:
+    part = Partition(0, identity)
+    part.next_call(0.0, WALL_MS)
+    assert part.answered([b"config", b"\xff 2"], 0.0) == "config"
+    assert identity.why_refused == "\ufffd 2"
+
+
+def test_lists_that_redis_refuses_are_made_less_and_less_often(
+    part: Partition, identity: HostIdentity
+) -> None:
+    part.lose_records()
+    now, lists = 1.0, 0
+    while now < 61.0 and lists < 30:
+        lists += 1
+        assert next_of(part, now).function == "begin"
+        part.answered(RESET, now)
+        part.give_list(list_of(change(3)))
+        assert next_of(part, now).function == "assert"
+        part.failed(now)  # out of memory
+        now = part.next_at()
+    assert lists < 30
