@@ -298,6 +298,14 @@ def read_all(folder: Path) -> None:
         assert book.newest() == LogPosition(RECORDS[-1].seq, RECORDS[-1].at)
 
 
+def test_reading_a_stopped_sidecars_log_changes_nothing(folder: Path) -> None:
+    before = contents(folder)
+    assert set(before) == {DATABASE, "lock"}
+    read_all(folder)
+    assert contents(folder) == before
+    assert not (folder / f"{DATABASE}-shm").exists()
+
+
 @pytest.mark.parametrize("has_index", [True, False])
 def test_a_killed_sidecars_log_and_wal_are_read_and_left(
     tmp_path: Path, has_index: bool
