@@ -217,3 +217,18 @@ def test_a_start_that_fails_removes_the_empty_file_that_it_made(tmp_path: Path) 
     with pytest.raises(sqlite3.OperationalError), database.created_private(path):
         raise sqlite3.OperationalError
     assert path.exists(), "it was there before"
+
+
+def test_a_start_after_one_killed_as_it_made_the_file_succeeds(path: Path) -> None:
+    path.unlink()
+    crashed_with(
+        path,
+        "pragma cache_size = 1",
+        "begin immediate",
+        "create table half (made)",
+        *["insert into half values (hex(zeroblob(2000)))"] * 50,
+    )
+    assert path.with_name(f"{path.name}-journal").stat().st_size
+    opened(path)
+    assert ("half",) not in tables(path)
+    opened(path)
