@@ -133,6 +133,17 @@ def test_settings_of_the_section_win_by_either_of_their_names() -> None:
     }, shown
 
 
+def test_log_lines_of_librdkafka_are_logged_except_expected_ones() -> None:
+    made = clients({"group.id": "of a consumer"})
+    with capture_logs() as lines:
+        producer = made.make(lambda _: None)
+        producer.poll(0.1)
+    (line,) = [line for line in lines if line["kind"] == "CONFWARN"]
+    assert line["outlet"] == "kafka.out"
+    assert line["log_level"] == "warning"
+    assert "group.id" in line["text"]
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*sys.modules]:
         if name.startswith("liveness.service.outlets.kafka."):

@@ -2,12 +2,13 @@
 
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TimerRecord
@@ -15,7 +16,13 @@ from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.common.outlet_log import CURSOR_S, READ_BYTES
 from liveness.service.outlets.common.outlet_store import position_in, put_cursor
 from tests.helpers import disk
-from tests.service.outlets.outlet_rig import NAME, TEN_DAYS, OutletRig, outlet_rig, seqs
+from tests.service.outlets.outlet_rig import (
+    NAME,
+    TEN_DAYS,
+    OutletRig,
+    outlet_rig,
+    seqs,
+)
 from tests.service.storage.journals import VirtualClock, forget_tail, off, on
 
 OLDEST = OutletSettings(begin="oldest")
@@ -117,6 +124,20 @@ async def test_no_more_large_payloads_are_taken_than_fit(rig: OutletRig) -> None
     assert taken == [[1, 2, 3], [4, 5, 6]]
 
 
+async def test_the_cursor_stays_behind_a_batch_that_waits_for_more(
+    rig: OutletRig,
+) -> None:
+    async with rig.outlet_log(OLDEST) as log, trio.open_nursery() as nursery:
+        nursery.start_soon(log.keep_cursor)
+        rig.publish(on(1))
+        with trio.move_on_after(3 * CURSOR_S):
+            await log.take(10, linger_s=10 * CURSOR_S)
+        assert (log.cursor, log.lag_records) == (0, 1)
+        nursery.cancel_scope.cancel()
+    async with rig.outlet_log(OLDEST) as log:
+        assert seqs((await log.take(10)).entries) == [1]
+
+
 async def test_an_offline_comes_when_it_has_settled(rig: OutletRig) -> None:
     settings = OutletSettings(begin="oldest", settle_s=30)
     rig.publish(on(1), off(2), on(3, "bob"))
@@ -144,6 +165,13 @@ async def test_lag_counts_what_is_unread_and_what_is_on_its_way(rig: OutletRig) 
         log.delivered(batch)
         log.delivered(await log.take(1))
         assert (log.lag_records, log.lag_s) == (0, 0)
+
+
+async def test_lag_of_a_stopped_outlet_is_what_waits_in_the_log(rig: OutletRig) -> None:
+    rig.publish(on(1), on(2))
+    async with rig.outlet_log(OLDEST) as log:
+        log.close()
+        assert log.lag_records == 2
 
 
 @pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])
@@ -175,6 +203,24 @@ async def test_lag_counts_from_a_decision_before_a_restart_with_another_wall_clo
 class Idle(Outlet):
     async def run(self) -> None:
         """Deliver nothing."""
+
+
+async def test_a_gap_is_as_old_as_its_reading_and_a_record_behind_it_is_older(
+    rig: OutletRig,
+) -> None:
+    rig.publish(on(1))
+    rig.clock.set_wall(ahead_s=-TEN_DAYS)
+    rig.publish(on(2, at_s=-TEN_DAYS), on(3, at_s=-TEN_DAYS))
+    forget_tail(rig.log.feed, keep=1_000)
+    disk.change(rig.log.log_writer.store.path, "delete from log where last = 1")
+    await trio.sleep(60)
+    async with rig.outlet_log(OLDEST) as log:
+        for limit, lag_s in ((1, 5), (2, 70)):
+            log.restart_at(0, is_resumed=False)
+            batch = await log.take(limit)
+            assert batch.entries[0].record.kind == "gap"
+            await trio.sleep(5)
+            assert log.lag_s == lag_s
 
 
 LOG, OTHER = "a" * 16, "b" * 16
@@ -221,6 +267,24 @@ async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> No
         assert await rig.store.cursor(NAME) == (log.log, 0)
         await log.store_cursor()
         assert await rig.store.cursor(NAME) == (log.log, 1)
+
+
+async def test_a_change_that_runs_at_the_stop_is_kept(rig: OutletRig) -> None:
+    cursor, may_end = (LOG, 5), threading.Event()
+
+    def change(db: sqlite3.Connection) -> None:
+        put_cursor(db, NAME, cursor, 0)
+        may_end.wait()
+
+    await rig.store.open(keep=[NAME], unused_s=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.store.run, change)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(rig.store.close)
+        await wait_all_tasks_blocked()
+        may_end.set()
+    await rig.store.open(keep=[NAME], unused_s=1)
+    assert await rig.store.cursor(NAME) == cursor
 
 
 async def test_a_log_that_cannot_be_read_is_read_later(rig: OutletRig) -> None:

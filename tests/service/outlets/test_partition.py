@@ -302,6 +302,31 @@ def test_a_session_of_before_the_clock_was_set_back_begins_now(part: Partition) 
     assert session.since == call.args[8]
 
 
+def test_all_partitions_begin_at_once_and_say_that_they_live_until_they_are_listed(
+    identity: HostIdentity,
+) -> None:
+    host = ClusterHost(identity, partitions=9, separator="")
+    for part in host.partitions:
+        assert next_of(part, 0.0).function == "begin"
+        part.answered(RESET, 0.0)
+    assert all(part.wants_list for part in host.partitions)
+    *_, last = host.partitions
+    beats = []
+    for now, call in calls(last, 3 * LEASE_S):
+        beats.append(now)
+        assert (call.function, call.args[4:6], call.args[9]) == (
+            *("assert", [len(beats) - 1, -1]),
+            0,
+        )
+        last.answered([b"ok", REDIS_US, 0, REDIS_US], now)
+    assert max(after - before for before, after in pairwise(beats)) < LEASE_S / 4
+    assert last.wants_list
+    last.give_list(list_of(change(3)))
+    assert not last.wants_list
+    call = next_of(last, 3 * LEASE_S)
+    assert (call.function, call.args[4:6]) == ("assert", [len(beats), 20])
+
+
 def test_a_host_lists_its_sessions_if_another_program_changed_the_users(
     part: Partition, identity: HostIdentity
 ) -> None:
@@ -330,6 +355,19 @@ def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
     assert all(beat in {0, 77} for _, beat in asked)
     assert (took == []) is is_away
     assert not took or LEASE_S <= took[0] <= LEASE_S * 4 / 3
+
+
+def test_another_lease_is_known_until_it_is_no_more(
+    part: Partition, identity: HostIdentity
+) -> None:
+    answers = [[b"ok", 0, [], 60_000_000], [b"later", LEASE_US], [b"later", 20_000_000]]
+    for answer, other_s in zip(answers, (60, 0, 20), strict=True):
+        now = part.next_at()
+        while next_of(part, now).function != "look":
+            part.answered(taken(), now)
+            now = part.next_at()
+        part.answered(answer, now)
+        assert identity.other_lease_s == other_s
 
 
 def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) -> None:
