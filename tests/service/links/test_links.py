@@ -23,7 +23,7 @@ from liveness.core.wire.framing import encode
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import engine_shell
-from liveness.service.links.link_socket import LINGER_S
+from liveness.service.links.link_socket import LINGER_S, PIECE_BYTES
 from liveness.service.storage import log_store, online_list
 from liveness.service.storage.log_tail import TailReader
 from liveness.service.storage.log_writer import COMMIT_EVERY_S
@@ -204,6 +204,22 @@ async def test_records_come_in_frames_of_at_most_a_thousand(rig: Rig) -> None:
     assert max(sizes) == NOTICES_PER_FRAME
 
 
+async def test_unacknowledged_records_come_again_to_the_next_link(rig: Rig) -> None:
+    gateway = await rig.gateway("g", kinds=["online"])
+    await gateway.send(["login", crowd(10)])
+    await gateway.records(10)
+    await gateway.send(["ack", 11])  # a record that was not delivered
+    (error,) = await gateway.expect("error")
+    assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
+    assert rig.registry.unacked("g") == 10
+    await gateway.apply(["ack", 6])
+    assert rig.registry.unacked("g") == 4
+    gateway.close()
+    again = await rig.gateway("g", kinds=["online"])
+    assert seqs(await again.records(4)) == [7, 8, 9, 10]
+    assert await again.is_told_nothing(10)
+
+
 async def test_a_cursor_with_nothing_outstanding_follows_the_log(rig: Rig) -> None:
     gateway, other = await rig.gateway("g"), await rig.gateway("other")
     await gateway.send(["login", "u"], ["logout", "u"])
@@ -254,6 +270,14 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
     assert await newer.expect("where") == [[["u", "g", 1, 1]]]
     await watcher.sync()
     assert rig.registry.linked("gateway") == rig.registry.linked("watcher") == 1
+
+
+async def test_a_link_that_sends_little_is_read_in_small_pieces(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    for _ in range(8):
+        await gateway.sync()
+    (socket,) = rig.engine.shell.sockets.values()
+    assert socket.piece_bytes == PIECE_BYTES
 
 
 @pytest.mark.rig(pause_reading=1_200)
