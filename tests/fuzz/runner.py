@@ -1,6 +1,7 @@
 """Runs the targets under libFuzzer, which says how far it got and what it found.
 
-Each begins with its committed corpus, `corpus/<target>`. An input at which a target fails is left in a file that is named, and the run ends with exit code 1.
+Each begins with its committed corpus, `corpus/<target>`. An input at which a target fails
+is left in a file that is named, and the run ends with exit code 1.
 """
 
 import argparse
