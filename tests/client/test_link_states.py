@@ -8,17 +8,20 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
 import pytest
 import trio
+from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
 from liveness.client.protocol import Client
 from liveness.testing import ScriptedSidecar, scripted_sidecar
+from tests.helpers.peer import SOON_S
 
 States = list[liveness.LinkState]
 
@@ -103,6 +106,30 @@ async def test_a_refused_gateway_goes_on_and_is_taken_up_when_the_sidecar_accept
     assert "not-allowed" in line
     assert "[access]" in line
     assert caplog.messages[-1] == f"gw: linked to the sidecar at {script.path}"
+
+
+async def test_pauses_begin_anew_after_a_link_that_has_lasted(
+    script: ScriptedSidecar, autojump_clock: MockClock
+) -> None:
+    async def refused(times: int) -> float:
+        """Refuse the gateway so often; return how long it took to be linked again."""
+        began = trio.current_time()
+        for n in range(times):
+            script.refuse("gw", "not-allowed")
+            await script.until(lambda n=n: len(script.refused) > seen + n)  # type: ignore[misc]
+        await reached(sidecar, "refused")
+        await reached(sidecar, "linked")
+        return trio.current_time() - began
+
+    async with liveness.connect(script.path, name="gw") as sidecar:
+        await sidecar.connected()
+        seen = 0
+        assert await refused(4) > 7  # 0.5 + 1 + 2 + 4 at least
+        seen = len(script.refused)
+        assert await refused(1) > 8  # the link has just begun
+        await trio.sleep(11)
+        seen = len(script.refused)
+        assert await refused(1) < 1.2
 
 
 async def test_a_gateway_refused_for_load_is_away_and_not_refused(
@@ -286,6 +313,36 @@ with liveness.connect_sync(sys.argv[1], name="gw") as sidecar:
 if child:
     print("parent", os.getpid())
 """
+
+
+def test_a_gateway_of_threads_is_replaced_serves_on_and_resumes() -> None:
+    states: States = []
+    threads = set[str]()
+
+    def note(state: liveness.LinkState) -> None:
+        states.append(state)
+        threads.add(threading.current_thread().name)
+
+    with (
+        start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(scripted_sidecar(within=SOON_S)) as script,
+        liveness.connect_sync(script.path, name="gw", on_state=note) as sidecar,
+    ):
+        sidecar.login("ada", conn=1)
+        sidecar.flush()
+        with liveness.connect_sync(script.path, name="gw") as other:
+            other.connected()
+            portal.call(script.until, lambda: sidecar.state == "replaced")
+            sidecar.keepalive("ada", conn=1)
+            sidecar.message("ada", conn=1)
+            sidecar.login("eve", conn=2)
+            sidecar.resume()
+            sidecar.flush()
+        assert sidecar.state == "linked"
+        assert set(portal.call(lambda: script.users)) == {"ada", "eve"}
+        assert sidecar.stats()[-2:] == (0, 1)
+    assert states == ["linked", "replaced", "away", "linked"]
+    assert threads == {"liveness"}
 
 
 def test_a_sidecar_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) -> None:

@@ -404,6 +404,15 @@ def test_a_record_is_acknowledged_once_its_end_is_handled() -> None:
 # --- new logs and gaps -----------------------------------------------------------------
 
 
+def test_an_ack_is_sent_again_on_the_next_link() -> None:
+    client = linked()
+    ended(client)
+    notify(client, offline(3, "ada", 1))
+    written(client)
+    relink(client)
+    assert written(client) == [("ack", 3)]
+
+
 def test_a_log_that_ends_before_a_record_already_sent_counts_as_new() -> None:
     client = linked(("ada", 1))
     ended(client)
@@ -566,6 +575,19 @@ def fired(client: Client, *records: dict[str, Any]) -> list[Timer]:
     for attempt in taken:
         queue.ended(attempt)
     return taken
+
+
+def test_timers_that_no_pong_has_covered_are_sent_on_the_next_link() -> None:
+    client = with_timers()
+    login(client, "ada", 1)
+    after(client, "a")
+    client.cancel(None, "e")
+    written(client)
+    relink(client, **WITH_TIMERS)
+    assert names(written(client)) == ["login", "after", "cancel", "ping"]
+    settle(client)
+    relink(client, **WITH_TIMERS)
+    assert names(written(client)) == []
 
 
 def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:

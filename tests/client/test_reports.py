@@ -344,6 +344,20 @@ def test_no_logout_is_written_before_the_logins_of_all_open_connections(
 # --- ages and timeouts -----------------------------------------------------------------
 
 
+def test_a_login_from_before_the_boot_of_the_host_has_an_age_only() -> None:
+    reports = Reports(FIRST_CONN)
+    reports.login("ada", 1, at=-50.0, timeout=None)
+    reports.login("eve", 2, at=-50.0, timeout=None)
+    reports.login("now", 3, at=100.0, timeout=None)
+    old, new = sorted(frames(reports, 100.0, began=7.5), key=lambda it: len(it[1]))
+    assert (new[1], new[2]["age"], new[2]["began"]) == (
+        ("ada", "eve"),
+        149.9,
+        (None,) * 2,
+    )
+    assert old[2]["began"] == (107.5,)
+
+
 def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
     reports = Reports(FIRST_CONN)
     reports.login("ada", 1, at=100.0, timeout=None)

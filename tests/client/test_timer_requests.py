@@ -134,6 +134,23 @@ cancel b, write, no room a, no room b -> nothing
 """
 
 
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        ("x" * 4_097, "x" * 4_096),
+        ("é" * 3_000, "é" * 2_048),
+        ("x" + "é" * 3_000, "x" + "é" * 2_047),
+        ("a\0b", "a\ufffdb"),
+        ("\ud800", "?"),
+    ],
+)
+def test_a_message_is_cut_to_the_longest_allowed(message: str, kept: str) -> None:
+    requests = TimerRequests()
+    requests.done("a", 1, message)
+    requests.fail("a", 2, message, final=False)
+    assert [frame[2] for frame in told(requests)] == [kept, kept]
+
+
 @pytest.mark.parametrize("line", SENT_AFTER_STEPS.splitlines())
 def test_what_is_sent_after_these_steps(line: str) -> None:
     steps, _, expected = line.partition(" -> ")

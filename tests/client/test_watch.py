@@ -91,6 +91,21 @@ async def soon(watch: Watch) -> RecordMap:
 # --- records, under every loop --------------------------------------------------------
 
 
+def test_a_program_that_starts_again_goes_on_behind_the_last_finished_record(
+    run: Run,
+) -> None:
+    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
+        async with read_by(script, name="mailer") as watch:
+            await watch.connected()
+            await report(gateway, "ada", "bob", "eve")
+            assert [(await anext(watch))["uid"] for _ in "ab"] == ["ada", "bob"]
+        async with read_by(script, name="mailer", after=0) as watch:
+            # Not finished: the loop had not come back. `after` is for a new name.
+            assert [(await anext(watch))["uid"] for _ in "be"] == ["bob", "eve"]
+
+    run(main)
+
+
 async def test_an_offline_comes_once_all_that_was_decided_before_has_arrived(
     peer: LogPeer, autojump_clock: MockClock
 ) -> None:
