@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo serve bench dist wheels release install uninstall clean test tests \
 	slow system simulate mutants fuzz check audit docs performance screenshots dashboard \
-	rules lock
+	rules lock pythons
 
 help:  ## This list
 	@{ sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile; \
@@ -53,6 +53,9 @@ clean:  ## Remove the virtual environment, .liveness, and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
 	@rm -rf .liveness .nox __pycache__ build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/*/_*.so .venv*/.compiled-*
 	@find liveness tests grafana -name __pycache__ -prune -exec rm -rf {} +
+
+pythons:  ## Some tests under the newest other Python that is here
+	@.ci/pythons
 
 # What is in noxfile.py.
 NOX = exec $(VENV)/bin/nox --session $@ -- $(ARGS)
