@@ -11,6 +11,7 @@ import json
 import random
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +22,6 @@ from typing import Final
 
 from tests.helpers.changes import changed_lines, git
 from tests.mutants import pairs
-from tests.mutants.accepted import accepted, outdated
 from tests.mutants.forks import KILLED, OUTCOMES, Module, Verdict, try_room
 from tests.mutants.operators import Mutation, mutations_of
 
@@ -29,16 +29,25 @@ ROOT: Final = Path(__file__).parents[2]
 # What has mutations, and the tests that have to notice them: of a folder named within
 # another, its own.
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
+    "liveness/client": ("tests/client", "tests/service/test_damped_watch.py"),
     "liveness/core": (
         *("tests/core/links", "tests/core/sessions", "tests/core/timers"),
         *("tests/core/wire", "tests/core/test_access.py", "tests/core/test_server.py"),
         *("tests/service/links", "tests/service/engine"),
     ),
     "liveness/core/wheel": ("tests/core/wheel",),
+    "liveness/service": ("tests/service",),
+    "liveness/service/http": ("tests/service/http", "tests/service/test_reload.py"),
     "liveness/service/links": ("tests/service/links", "tests/service/engine"),
     "liveness/service/outlets": ("tests/service/outlets",),
     "liveness/service/storage": ("tests/service/storage",),
+    "liveness/service/timers": (
+        *("tests/service/timers", "tests/service/engine", "tests/service/backups"),
+        "tests/service/storage/test_log_writer.py",
+    ),
 }
+# Mutations that no test can notice, or need not, each with the reason.
+ACCEPTED: Final = Path("tests", "mutants", "accepted.toml")
 MARKS: Final = "not slow and not long and not machine"
 # `--changed`: so many mutations of changed lines at most, as a file that was moved has
 # hundreds, and so many others of one room with each commit, of which this share has to be
@@ -85,6 +94,13 @@ def of_lines(found: Sequence[Found], lines: dict[str, set[int]]) -> list[Found]:
     ]
 
 
+def accepted(root: Path) -> set[tuple[str, ...]]:
+    """The mutations that may survive, each by what it is known by, whatever its line."""
+    entries = tomllib.loads((root / ACCEPTED).read_text(encoding="utf-8"))
+    keys = ("file", "function", "operator", "text")
+    return {tuple(it[key] for key in keys) for it in entries.get("accepted", [])}
+
+
 class Mutants:
     """All mutations and pairs of a project, and what is tried of them."""
 
@@ -94,12 +110,14 @@ class Mutants:
         every = [
             (file, it) for file in self._trees for it in mutations_of(self._trees[file])
         ]
+        known = [(file, it.function, it.operator, it.text) for file, it in every]
         entries = accepted(root)
-        self.faults = [f"{it} covers nothing" for it in outdated(entries, every)]
+        outdated = sorted(entries - {*known})
+        self.faults = [f"{ACCEPTED} has what is no mutation: {it}" for it in outdated]
         self.faults += pairs.faults(root)
         self.pairs = pairs.pairs(root)
         self.found = [
-            it for it in every if not any(entry.covers(*it) for entry in entries)
+            it for it, key in zip(every, known, strict=True) if key not in entries
         ]
         self.verdicts = list[Verdict]()
 
