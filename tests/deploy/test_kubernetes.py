@@ -4,7 +4,6 @@ That a pod of them works is shown in `tests/machine/test_podman.py`; that Kubern
 what is in them is asked by `make check`.
 """
 
-import json
 from typing import Final
 
 import pytest
@@ -24,8 +23,6 @@ DURABLE: Final = Manifests(MANIFESTS, "durable")
 CONFIG: Final = OURS.settings()
 SIDECAR: Final = OURS.container("liveness")
 GATEWAY: Final = OURS.container("gateway")
-# What docs/performance.md says of timers that are loaded, in bytes each.
-TIMER_BYTES: Final = 130
 # Lists of everyone at a time (docs/limits.md), and at most so much for a user.
 LISTS: Final = 4
 LINE_BYTES: Final = 200
@@ -105,22 +102,6 @@ def test_users_come_in_readers_ask_and_nothing_leaves() -> None:
 # --- resources --------------------------------------------------------------------------
 
 
-def measured(report: str, scenario: str, name: str) -> float:
-    """A figure of the sidecar's in a report that is committed, in its own unit."""
-    figures = json.loads((ROOT / f"docs/results/{report}.json").read_text())["figures"]
-    wanted = {"scenario": scenario, "name": name, "system": "liveness"}
-    (found,) = (one for one in figures if wanted.items() <= one.items())
-    return float(found["value"])
-
-
-def memory_bytes(config: Config) -> float:
-    """The memory with the most users and timers that the settings allow."""
-    million = measured("million", "logins", "server memory with all online")
-    storm = measured("million", "silence", "memory growth")
-    timers = min(config.timers.max_live, config.timers.max_loaded) * TIMER_BYTES
-    return (million + storm) * 1e6 * config.limits.max_users / 1e6 + timers
-
-
 def state_bytes(config: Config) -> float:
     """The most disk space of the state: log, timers and temporary files."""
     # A timer's payload and last message; its names, which are in an index too.
@@ -129,19 +110,6 @@ def state_bytes(config: Config) -> float:
     # The log is trimmed in steps, and a WAL cut back after a burst.
     log = 1.5 * config.state.retention_bytes + 4 * WAL_BYTES
     return log + timers + LISTS * config.limits.max_users * LINE_BYTES
-
-
-def test_memory_and_processor_suffice_for_what_was_measured() -> None:
-    asked = SIDECAR["resources"]
-    needed = memory_bytes(CONFIG)
-    assert quantity(asked["requests"]["memory"]) >= 1.25 * needed
-    assert quantity(asked["limits"]["memory"]) >= 2 * needed
-    for report in ("hundred-thousand", "million"):
-        steady = measured(report, "steady", "server CPU with 50 offlines a second")
-        assert quantity(asked["requests"]["cpu"]) >= 3 * steady / 100
-    probe = SIDECAR["startupProbe"]
-    ready_s = measured("million", "restart", "ready after kill -9")
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= 20 * ready_s
 
 
 def test_volumes_hold_the_largest_state_and_its_backup() -> None:

@@ -23,14 +23,14 @@ from liveness.cli import main
 from liveness.config.compiled import PURE_WHEEL
 from liveness.config.outlet_settings import OUTLETS
 from liveness.config.schema import Setting
-from liveness.config.settings import SETTINGS, outlet_settings
+from liveness.config.settings import SETTINGS, HttpSettings, outlet_settings
 from liveness.config.sources import FILE_VARIABLE
+from liveness.core.limits import Limits
 from liveness.errors import LivenessError
 from liveness.metrics.collector import Collector
 from liveness.metrics.counts import LIMITS
 from liveness.metrics.now import OUTLET_STATES
 from tests.helpers.command_lines import checked
-from tests.helpers.fixed_limits import FIXED_LIMITS
 from tests.helpers.pages import (
     INDEX,
     MANUAL,
@@ -92,9 +92,6 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
             assert anchor in anchors(target.read_text()), f"{path}#{anchor}"
 
 
-# --- figures --------------------------------------------------------------------------
-
-
 # --- settings -------------------------------------------------------------------------
 
 
@@ -154,32 +151,29 @@ def test_every_setting_that_is_named_exists() -> None:
 
 
 def test_the_limits_are_those_in_force() -> None:
-    limits = " ".join(MANUAL["docs/limits.md"].split())
-    by_name = {setting.name: setting.default for setting in SETTINGS}
-    by_name |= FIXED_LIMITS
-    by_name |= {
-        it.name: it.default for name in OUTLETS for it in outlet_settings(name, "NAME")
-    }
-    for name, shown in {
-        "limits.max_frame_bytes": f"{by_name['limits.max_frame_bytes'] >> 20} MiB",
-        "limits.max_batch": "{:,} uids",
-        "limits.hello_s": "{:.0f} s for its hello",
-        "limits.window": "{:,} records in flight",
-        "limits.max_settling": "{:,} offlines wait for `settle_s`",
-        "webhooks.NAME.timeout_s": "{:.0f} s for an attempt",
-        "limits.max_replies": "{:,} replies",
-        "limits.max_refused": "{:,} refused frames",
-        "limits.max_links": "{:,} links",
-        "limits.max_names": "{:,} names",
-        "limits.pause_firing": "At {:,} offlines",
-        "limits.pause_reading": "at {:,} records sockets",
-        "timers.max_pending": "Of {:,} timer commands",
-        "http.max_connections": "{:,} connections",
-        "http.request_s": "A request has {:.0f} s to arrive",
-        "http.max_header_bytes": f"head of at most {by_name['http.max_header_bytes'] >> 10} KiB",
-        "http.max_body_bytes": f"body of at most {by_name['http.max_body_bytes'] >> 10} KiB",
-    }.items():
-        assert shown.format(by_name[name]) in limits, name
+    page = " ".join(MANUAL["docs/limits.md"].split())
+    limits, http = Limits(), HttpSettings()
+    webhook = {it.key: it.default for it in outlet_settings("webhooks", "NAME")}
+    for shown in (
+        f"{limits.max_frame_bytes >> 20} MiB",
+        f"{limits.max_batch:,} uids",
+        f"{limits.hello_s:.0f} s for its hello",
+        f"{limits.window:,} records in flight",
+        f"{limits.max_settling:,} offlines wait for `settle_s`",
+        f"{webhook['timeout_s']:.0f} s for an attempt",
+        f"{limits.max_replies:,} replies",
+        f"{limits.max_refused:,} refused frames",
+        f"{limits.max_links:,} links",
+        f"{limits.max_names:,} names",
+        f"At {limits.pause_firing:,} offlines",
+        f"at {limits.pause_reading:,} records sockets",
+        f"Of {limits.max_pending:,} timer commands",
+        f"{http.max_connections:,} connections",
+        f"A request has {http.request_s:.0f} s to arrive",
+        f"head of at most {http.max_header_bytes >> 10} KiB",
+        f"body of at most {http.max_body_bytes >> 10} KiB",
+    ):
+        assert shown in page
 
 
 # --- metrics, HTTP, security ----------------------------------------------------------

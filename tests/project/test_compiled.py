@@ -1,7 +1,6 @@
 """The compiled modules, and the fallback without them.
 
-The installations are real: pip makes them from a copy of the sources, with this
-environment's own setuptools and Cython and without a network, into folders of their own.
+The builds are real, of a copy of the sources, with this environment's setuptools and Cython.
 """
 
 import os
@@ -18,11 +17,9 @@ from tests.helpers.needs import needs_compiler
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT
 
-SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 # What would steer a build or a run, were it set where the tests are started.
 STEERING = {"CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED"}
 STEERING |= {"CI", "REQUIRE_COMPILED"}
-REQUIRED = {"REQUIRE_COMPILED": "1"}
 SHOW = "from liveness.config import compiled; print(compiled.WHEEL, compiled.WHY_PURE_PYTHON, sep=': ')"
 NOT_COMPILED = (
     "it was not compiled for this Python; apt install gcc python3-dev, then install "
@@ -86,64 +83,25 @@ def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     assert "; apt install gcc python3-dev, then install liveness again" in shown
 
 
-# --- installations
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources and their distribution, without anything that was compiled here."""
-    folder = tmp_path_factory.mktemp("sources")
-    for name in SOURCES:
-        shutil.copy(ROOT / name, folder / name)
-    shutil.copytree(ROOT / "liveness", folder / "liveness", ignore=without("*.so"))
-    # Leaves the C files in build/, so that not every installation writes them anew.
-    made = python("setup.py", "-q", "sdist", "build", cwd=folder, CC="false")
-    assert made.returncode == 0, made.stderr
-    return folder
-
-
-def installed(source: Path, target: Path, **more: str) -> tuple[int, str]:
-    """Install *source* into the folder *target*; pip's exit code and all it said."""
-    done = python(
-        *("-m", "pip", "install", "--verbose", "--no-index", "--no-deps"),
-        *("--no-build-isolation", "--target", str(target), str(source)),
-        cwd=target.parent,
-        **more,
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-def version(target: Path) -> str:
-    """The wheel that the installation in *target* reports."""
-    shown = python("-m", "liveness", "version", cwd=target)
-    assert shown.returncode == 0, shown.stderr
-    return shown.stdout.splitlines()[-1]
-
-
-@pytest.fixture
-def place(tmp_path: Path, sources: Path) -> Path:
-    """A folder with an own copy of the sources, and an empty one for a machine's lack."""
-    shutil.copytree(sources, tmp_path / "sources")
-    (tmp_path / "machine").mkdir()
-    return tmp_path
-
-
 @needs_compiler
 @pytest.mark.slow
-def test_where_one_module_does_not_compile_the_reference_serves(place: Path) -> None:
-    """Though all of them were compiled before, in the same folder."""
-    code, said = installed(place / "sources", place / "first", **REQUIRED)
-    assert code == 0, said
-    assert version(place / "first") == "wheel: compiled"
-    gcc = place / "machine" / "gcc"
+def test_where_one_module_does_not_compile_the_reference_serves(tmp_path: Path) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "liveness", tmp_path / "liveness", ignore=without("*.so"))
+    gcc = tmp_path / "gcc"
     gcc.write_text(
         '#!/bin/sh\ncase "$*" in *_wire*) echo out of order >&2; exit 1;; esac\n'
         f'exec {shutil.which("gcc")} "$@"\n'
     )
     gcc.chmod(0o755)
-    code, said = installed(
-        place / "sources", place / "second", CC=str(gcc), CFLAGS="-O0"
+    build = ("setup.py", "-q", "build_ext", "--inplace")
+    made = python(*build, cwd=tmp_path, CC=str(gcc), CFLAGS="-O0")
+    assert made.returncode == 0, made.stderr
+    assert "out of order" in made.stderr
+    shown = python("-c", SHOW, cwd=tmp_path).stdout
+    assert shown == f"reference: {NOT_COMPILED}\n"
+    required = python(
+        *build, cwd=tmp_path, CC=str(gcc), CFLAGS="-O0", REQUIRE_COMPILED="1"
     )
-    assert code == 0, said
-    assert "out of order" in said
-    assert version(place / "second") == f"wheel: reference, because {NOT_COMPILED}"
+    assert required.returncode != 0

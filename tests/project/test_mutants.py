@@ -257,16 +257,8 @@ def test_a_pair_is_killed_if_its_test_fails_in_its_call(
         path: path.read_bytes() for path in project.rglob("*.*") if path.is_file()
     }
     assert not pairs.run(project, tried)
-    told = dict(
-        re.findall(r"^(\S+): SURVIVED: .*\n  (.*)", capsys.readouterr().out, re.M)
-    )
-    assert told == {
-        "the-same": f"{SHUT} passes",
-        "no-import": f"{SHUT} fails, but not in its call",
-        "crashed": f"{SHUT} was not run",
-        "setup": f"{file}::test_nobody_passes fails, but not in its call",
-        "one-case": f"{file}::test_many_find_it_shut fails in some of its cases",
-    }
+    told = re.findall(r"^(\S+): SURVIVED: ", capsys.readouterr().out, re.M)
+    assert told == ["the-same", "no-import", "crashed", "setup", "one-case"]
     assert {path: path.read_bytes() for path in before} == before
     assert pairs.run(project, tried[:1])
 
