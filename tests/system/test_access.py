@@ -7,14 +7,14 @@ themselves: tests/core/test_access.py.
 import http.client
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from tests.helpers.needs import as_root
 from tests.system.client import Client
 from tests.system.conftest import Start
-from tests.system.os_users import CREW, NOBODY, SOMEBODY, Person
+from tests.system.os_users import CREW, SOMEBODY, Person
 from tests.system.sidecar import SOON_S, Sidecar
 
 pytestmark = as_root
@@ -49,15 +49,6 @@ def as_person() -> Iterator[As]:
             return stack.enter_context(Client(sock))
 
         yield connected
-
-
-def refused(client: Client, **hello: Any) -> str:
-    """The message that refuses a hello."""
-    client.say_hello(**{"name": "gw-1", **hello})
-    refusal = client.refusal()
-    assert (refusal["code"], refusal["fatal"]) == ("not-allowed", True)
-    assert client.receive() is None
-    return str(refusal["message"])
 
 
 def turned_away(client: Client) -> str:
@@ -111,36 +102,6 @@ def test_the_sockets_group_is_let_in_by_whichever_of_a_users_groups_it_is(
         STRANGER.connect(sidecar.socket)
 
 
-def test_each_role_and_seeing_everyone_is_a_right_of_its_own(
-    start: Start, as_person: As
-) -> None:
-    sidecar = start(
-        socket_mode="0666",
-        access_gateways="own",
-        access_watchers=f"own,{SOMEBODY}",
-        access_everyone="own",
-        access_admin="own",
-    )
-    sidecar.gateway("gw-1").send("login", ["u"])
-    assert "access.gateways" in refused(as_person(sidecar, STRANGER))
-    message = refused(as_person(sidecar, STRANGER), role="watcher")
-    assert "(scope: own); see access.everyone" in message
-    allowed = as_person(sidecar, STRANGER)
-    allowed.hello("gw-2", role="watcher", scope="own")
-    # Without the right it sees what concerns its name, and not everyone.
-    allowed.send("list")
-    assert allowed.expect("list")[0] == []
-    assert allowed.where("u") == []
-    own = as_person(sidecar, STRANGER)
-    own.hello("gw-1", role="watcher", scope="own")
-    assert [row[:2] for row in own.where("u")] == [["u", "gw-1"]]
-    mine = as_person(sidecar, ROOT_USER)
-    mine.hello("all", role="watcher", scope="all")
-    mine.send("list")
-    assert [row[0] for row in mine.expect("list")[0]] == ["u"]
-    assert admin(sidecar, STRANGER) == 403
-
-
 def test_users_who_may_not_use_admin_take_no_place_of_others(start: Start) -> None:
     sidecar = start(socket_mode="0666", http_max_connections=12, http_request_s=600)
     with ExitStack() as stack:
@@ -154,26 +115,3 @@ def test_users_who_may_not_use_admin_take_no_place_of_others(start: Start) -> No
         while first.recv(100):  # and it was closed
             pass
     assert sidecar.metric("liveness_http_refused_total", door="admin", why="access")
-
-
-def test_a_name_that_is_tied_is_used_by_its_user_only_and_the_link_goes_on(
-    start: Start, as_person: As
-) -> None:
-    sidecar = start(
-        socket_mode="0666",
-        access_gateways="*",
-        access_watchers="*",
-        access_names=f"gw-1={SOMEBODY}, gw=2=nobody",
-    )
-    mine = as_person(sidecar, STRANGER)
-    mine.hello("gw-1")
-    mine.apply("login", ["u"])
-    for thief in (ROOT_USER, OTHER_MEMBER):
-        for role in ("gateway", "watcher"):
-            message = refused(as_person(sidecar, thief), role=role)
-            assert "'gw-1'" in message
-            assert "access.names" in message
-    assert "access.names" in refused(as_person(sidecar, STRANGER), name="gw=2")
-    as_person(sidecar, Person(NOBODY, 1)).hello("gw=2")
-    as_person(sidecar, ROOT_USER).hello("gw-3")
-    mine.sync()  # nobody replaced it

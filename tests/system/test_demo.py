@@ -20,7 +20,7 @@ END_S = 300
 USERS, TIMEOUT_S, SECONDS = 60, 2, 6
 SMALL = ("--users", USERS, "--timeout", TIMEOUT_S, "--seconds")
 EVERYTHING = (
-    "1.5 silence 10, 2 gateway, 4.5 stop 1, 7 restart, 9.5 kill, 12 gateway, 12 kill"
+    "1.5 silence 10, 2 gateway, 4.5 stop 3, 9 restart, 11.5 kill, 14 gateway, 14 kill"
 )
 NO_FAULT = "faults: early 0, missed 0, false 0"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*3\d")
@@ -128,7 +128,7 @@ def test_a_fault_of_the_gateway_is_named_and_ends_the_demo_with_1(
 
 
 def test_nobody_is_reported_falsely_whatever_is_killed_stopped_or_restarted() -> None:
-    shown = ended(demo(*SMALL, 20, "--script", EVERYTHING))
+    shown = ended(demo(*SMALL, 22, "--script", EVERYTHING))
     assert (shown.code, shown.err) == (0, ""), shown.out
     assert f"{NO_FAULT}\n" in shown.out
     assert "done: silence 1, gateway 2, stop 1, restart 1, kill 2\n" in shown.out
