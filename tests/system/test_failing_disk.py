@@ -3,9 +3,7 @@
 import errno
 import json
 import os
-import resource
 import shutil
-import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,20 +16,17 @@ from typing import Final
 
 import pytest
 
-from liveness.core.records import Record
 from liveness.core.timer_states import LIVE, CancelTimer, CreateTimer, TimerState
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.storage.database import companions, is_full
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, Reserve
-from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.log_writer import COMMIT_RECORDS
+from liveness.service.storage.log_store import LogStore
 from liveness.service.timers.timer_store import (
     PAGE_BYTES,
     TimerStore,
 )
 from tests.helpers import disk
 from tests.helpers.needs import require
-from tests.helpers.record_batches import batch_of
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
 
@@ -42,9 +37,6 @@ TIMERS: Final = 200
 LONG: Final = "x" * 200
 PAYLOAD: Final = {"payload": "x" * 4_000}
 
-STOP_S: Final = 5.0
-# A file may grow no further than this: less than the database has already.
-FULL_BYTES: Final = 4_096
 
 LOG_FAILS: Final = (
     "the log cannot be written; nothing is dropped, it is tried again every second: "
@@ -218,63 +210,7 @@ def test_a_disk_that_fails_is_said_loses_nothing_and_heals_by_itself(
     is_survived(sidecar.start(), failing(sidecar, point))
 
 
-def test_a_stop_while_the_disk_is_full_says_bye_and_takes_no_longer_than_any(
-    start: Start,
-) -> None:
-    sidecar = start(60)
-    gateway = sidecar.gateway("g")
-    gateway.apply("login", crowd("kept", 500))
-    # No file of the sidecar may grow any more, as on a full disk.
-    _, hard = resource.prlimit(sidecar.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(sidecar.pid, resource.RLIMIT_FSIZE, (FULL_BYTES, hard))
-    gateway.send("login", crowd("lost", 2_000))
-    gateway.send("ping", "after the login")
-    (why,) = readiness_until(sidecar, 503)
-    assert why.startswith("the log cannot be written: ")
-    sidecar.signal(signal.SIGTERM)
-    # No pong came: so the gateway sends it all again.
-    assert gateway.expect("bye") == [{"reason": "the sidecar stops"}]
-    assert sidecar.ended(STOP_S) == 0
-    line = sidecar.line(
-        "stopped before the log could be written; gateways send again what no pong "
-        "covered"
-    )
-    assert line["pending"] >= 2_000
-    assert sidecar.start().line("ready")["users"] == 500
-
-
 # --- the reserve, on a small filesystem ----------------------------------------------------
-
-
-def commits(store: LogStore, count: int) -> None:
-    """Write this many commits with the most records that the log writer puts into one."""
-    for _ in range(count):
-        _, seq = store.bounds()
-        made = range(seq, seq + COMMIT_RECORDS)
-        records = [Record(n, "online", f"u{n}", "g", n, 1, "login", 1) for n in made]
-        store.write(Batch(batch_of(records)))
-
-
-def test_on_a_full_filesystem_the_reserve_lets_old_records_be_deleted(
-    disk_with_room: Path,
-) -> None:
-    with closing(LogStore(disk_with_room / "state")) as store:
-        store.reserve.make()
-        assert store.reserve.path.stat().st_mode & 0o777 == 0o600
-        commits(store, 30)
-        with filled(disk_with_room):
-            with pytest.raises(sqlite3.OperationalError, match="full"):
-                commits(store, 1_000)
-            # Within its bound nothing of the log goes before its time.
-            assert not store.trimmer.trim(oldest_ms=0, most_bytes=2**40, idle_ms=0)
-            assert store.reserve.path.exists()
-            assert store.bounds()[0] == 1
-            assert store.trimmer.trim(oldest_ms=0, most_bytes=1, idle_ms=0)
-            assert store.bounds()[0] > 1
-            commits(store, 1)
-        assert reserved(store.folder) < RESERVE_BYTES
-        store.reserve.make()
-        assert reserved(store.folder) == RESERVE_BYTES
 
 
 def ended(table: TimerStore) -> int:

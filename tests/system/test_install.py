@@ -5,20 +5,16 @@ installation, on a machine with systemd: `tests/machine/test_systemd.py`.
 """
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.helpers.needs import as_root, require_root
+from tests.helpers.needs import require_root
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT
-from tests.system.os_users import NOBODY
 
 # This very environment's is one that a host has no use for.
 PYTHON: Final[str] = sys._base_executable  # type: ignore[attr-defined]  # no other name
@@ -102,25 +98,6 @@ def test_a_prefix_that_others_may_change_is_refused(tmp_path: Path, mode: int) -
     assert not list(loose.iterdir())
 
 
-@pytest.fixture
-def public() -> Iterator[tuple[Path, Path]]:
-    """A folder that every user may enter, and a copy of the script in it."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        script = Path(name) / "deploy/install"
-        script.parent.mkdir()
-        Path(name).chmod(0o755)
-        shutil.copy(SCRIPT, script)
-        yield Path(name), script
-
-
-@as_root
-def test_only_root_installs_without_destdir(public: tuple[Path, Path]) -> None:
-    assert refused("install", {}, NOBODY, public[1]) == (
-        "liveness: only root can install in /opt/liveness: sudo make install, or name a "
-        "folder of your own with DESTDIR="
-    )
-
-
 # --- the script alone
 
 # Makes environments of itself; of the rest it does what the script asks it for itself.
@@ -171,17 +148,6 @@ class Quick:
 @pytest.fixture
 def quick(tmp_path: Path) -> Quick:
     return Quick(tmp_path)
-
-
-def test_everybody_may_read_it_and_only_its_owner_may_change_it(quick: Quick) -> None:
-    assert quick.run("install").returncode == 0
-    for path in quick.dest.rglob("*"):
-        if not path.is_symlink():
-            assert path.stat().st_mode & 0o444 == 0o444, path
-            assert not path.stat().st_mode & 0o022, path
-    assert str((quick.dest / "usr/local/bin/liveness").readlink()) == (
-        f"{PREFIX}/bin/liveness"
-    )
 
 
 def test_an_upgrade_keeps_settings_and_finishes_an_interrupted_one(
