@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -52,111 +52,88 @@ def test_a_run_that_keeps_them_passes(history: History) -> None:
     assert len(cluster.events) > 3
 
 
-def _forged(to: Outbound) -> None:
-    to.requests[-1].is_signed = False
+def newest(to: Outbound, **changes: Any) -> None:
+    """Change the last request."""
+    to.requests[-1] = replace(to.requests[-1], **changes)
 
 
-def _stamped_late(to: Outbound) -> None:
-    to.requests[-1].stamp += 100
+def saying(to: Outbound, was: bytes, becomes: bytes) -> None:
+    newest(to, body=to.requests[-1].body.replace(was, becomes))
 
 
-def _of_another_body(to: Outbound) -> None:
-    to.requests[0].body = to.requests[-1].body
+def of_other_terms(to: Outbound, **changes: Any) -> None:
+    to.terms = replace(to.terms, **changes)
 
 
-def _too_early(to: Outbound) -> None:
-    to.requests[1].at = to.requests[0].at + 1.0
+def reading(to: Outbound | ClusterOutbound, at: int, **changes: Any) -> None:
+    to.readings[at] = to.readings[at]._replace(**changes)
 
 
-def _changed(to: Outbound) -> None:
-    body = to.requests[-1].body
-    to.requests[-1].body = body.replace(b'"silence"', b'"logout"')
+def letter(to: Outbound, attempts: int) -> None:
+    to.letters.append(Letter(to.requests[-1].events[-1]["data"], attempts, None))
 
 
-def _refused_for_good(to: Outbound) -> None:
-    to.requests[-1].status = 422
-
-
-def _out_of_order(to: Outbound) -> None:
+def out_of_order(to: Outbound) -> None:
     first, second = to.requests[-2:]
     first.body, second.body = second.body, first.body
 
 
-def _superseded(to: Outbound) -> None:
-    body = to.requests[-1].body
-    to.requests[-1].body = body.replace(b'"data"', b'"superseded":true,"data"')
+def too_early(to: Outbound) -> None:
+    to.requests[1].at = to.requests[0].at + 1.0
 
 
-def _buried_alive(to: Outbound) -> None:
+def buried_alive(to: Outbound) -> None:
     # A receiver that fails may ask for waits that use up attempts.
     to.requests = [it for it in to.requests if it.is_accepted]
-    record = to.requests[-1].events[-1]["data"]
-    to.letters.append(Letter(record, 1, None))
+    letter(to, 1)
 
 
-def _a_lag_of_a_day(to: Outbound) -> None:
-    to.readings[4] = to.readings[4]._replace(lag_s=86_400.0)
-
-
-def _no_lag(to: Outbound) -> None:
+def without_lag(to: Outbound) -> None:
     to.readings[:] = [it._replace(lag_s=0.0) for it in to.readings]
     to.requests[2].at += 8.0
 
 
-def _not_settled(to: Outbound) -> None:
-    to.terms = replace(to.terms, settle_s=100.0)
+def more_dead_than_kept(to: Outbound) -> None:
+    letter(to, 2)
+    of_other_terms(to, max_dead=0)
 
 
-def _more_than_a_batch(to: Outbound) -> None:
-    to.terms = replace(to.terms, batch=1)
-
-
-def _more_dead_than_kept(to: Outbound) -> None:
-    to.letters.append(Letter(to.requests[-1].events[-1]["data"], 2, None))
-    to.terms = replace(to.terms, max_dead=0)
-
-
-def _missing_though_kept(to: Outbound) -> None:
+def missing_though_kept(to: Outbound) -> None:
     (event,) = to.requests[-1].events
     seq, at = event["data"]["seq"], event["data"]["at"]
     gap = {"kind": "gap", "seq": seq, "at": at, "first": seq, "until": seq + 1}
-    to.requests[-1].body = json.dumps([event | {"data": gap}]).encode()
+    newest(to, body=json.dumps([event | {"data": gap}]).encode())
 
 
-def _slower_than_time(to: Outbound) -> None:
-    to.readings[-1] = to.readings[-1]._replace(latency_s=86_400.0)
+OF_WEBHOOKS: Final[list[tuple[str, Callable[[Outbound], object]]]] = [
+    ("is not signed", lambda to: newest(to, is_signed=False)),
+    ("which no clock showed", lambda to: newest(to, stamp=2**40)),
+    ("came with another body", lambda to: newest(to, id=to.requests[0].id)),
+    ("the shortest wait is 3.0 s", too_early),
+    ("and the log has", lambda to: saying(to, b'"silence"', b'"logout"')),
+    ("it was never sent", lambda to: newest(to, status=422)),
+    ("behind", out_of_order),
+    (
+        "nothing was newer",
+        lambda to: saying(to, b'"data"', b'"superseded":true,"data"'),
+    ),
+    ("dead after 1 of 2 attempts", buried_alive),
+    ("its lag was", lambda to: reading(to, 4, lag_s=86_400.0)),
+    ("s late", without_lag),
+    ("events, of at most 1", lambda to: of_other_terms(to, batch=1)),
+    ("dead letters, of at most 0", more_dead_than_kept),
+    ("was reported missing", missing_though_kept),
+    ("its latencies are", lambda to: reading(to, -1, latency_s=86_400.0)),
+    ("in the end its lag was", lambda to: reading(to, -1, lag_records=1)),
+    ("its user was back after", lambda to: of_other_terms(to, settle_s=100.0)),
+]
 
 
-def _lag_in_the_end(to: Outbound) -> None:
-    to.readings[-1] = to.readings[-1]._replace(lag_records=1)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reported"),
-    [
-        (_forged, "is not signed"),
-        (_stamped_late, "which no clock showed"),
-        (_of_another_body, "came with another body"),
-        (_too_early, "the shortest wait is 3.0 s"),
-        (_changed, "and the log has"),
-        (_refused_for_good, "it was never sent"),
-        (_out_of_order, "behind"),
-        (_superseded, "nothing was newer"),
-        (_buried_alive, "dead after 1 of 2 attempts"),
-        (_a_lag_of_a_day, "its lag was"),
-        (_no_lag, "s late"),
-        (_more_than_a_batch, "events, of at most 1"),
-        (_more_dead_than_kept, "dead letters, of at most 0"),
-        (_missing_though_kept, "was reported missing"),
-        (_slower_than_time, "its latencies are"),
-        (_lag_in_the_end, "in the end its lag was"),
-        (_not_settled, "its user was back after"),
-    ],
-)
+@pytest.mark.parametrize(("reported", "change"), OF_WEBHOOKS)
 def test_a_breach_by_a_webhook_is_reported(
-    history: History, wrong: Callable[[Outbound], None], reported: str
+    history: History, reported: str, change: Callable[[Outbound], object]
 ) -> None:
-    wrong(history.outbound["to"])
+    change(history.outbound["to"])
     assert any(reported in it for it in broken_promises(PLAN.terms, history))
 
 
@@ -198,51 +175,31 @@ def test_what_was_settled_is_not_sent_again_after_a_planned_stop(
     assert any("behind" in it for it in broken_promises(PLAN.terms, history))
 
 
-def _one_left_online(cluster: ClusterOutbound) -> None:
-    cluster.online.append("moving")
-
-
-def _an_end_is_missing(cluster: ClusterOutbound) -> None:
-    del cluster.events[-1]
-
-
-def _of_nobody(cluster: ClusterOutbound) -> None:
-    cluster.events[-1] = cluster.events[-1]._replace(session=999)
-
-
-def _online_twice(cluster: ClusterOutbound) -> None:
+def online_twice(cluster: ClusterOutbound) -> None:
     cluster.events.insert(1, cluster.events[0])
 
 
-def _behind_in_the_end(cluster: ClusterOutbound) -> None:
-    cluster.readings[-1] = cluster.readings[-1]._replace(lag_records=1)
-
-
-def _a_lag_of_the_cluster(cluster: ClusterOutbound) -> None:
-    cluster.readings[3] = cluster.readings[3]._replace(lag_s=86_400.0)
-
-
-def _began_by_another_clock(cluster: ClusterOutbound) -> None:
+def event(cluster: ClusterOutbound, **changes: Any) -> None:
+    """Change the last event of a session that began."""
     at = max(n for n, it in enumerate(cluster.events) if it.since_s is not None)
-    it = cluster.events[at]
-    cluster.events[at] = it._replace(since_s=(it.since_s or 0.0) - 60.0)
+    cluster.events[at] = cluster.events[at]._replace(**changes)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reported"),
-    [
-        (_one_left_online, "online, the log"),
-        (_an_end_is_missing, "by its stream"),
-        (_online_twice, "online of silent follows"),
-        (_of_nobody, "which is not in the log"),
-        (_behind_in_the_end, "in the end its lag"),
-        (_a_lag_of_the_cluster, "its lag was"),
-        (_began_by_another_clock, "further apart"),
-    ],
-)
+OF_A_CLUSTER: Final[list[tuple[str, Callable[[ClusterOutbound], object]]]] = [
+    ("online, the log", lambda it: it.online.append("moving")),
+    ("by its stream", lambda it: it.events.pop()),
+    ("online of silent follows", online_twice),
+    ("which is not in the log", lambda it: event(it, session=999)),
+    ("in the end its lag", lambda it: reading(it, -1, lag_records=1)),
+    ("its lag was", lambda it: reading(it, 3, lag_s=86_400.0)),
+    ("further apart", lambda it: event(it, since_s=0.0)),
+]
+
+
+@pytest.mark.parametrize(("reported", "change"), OF_A_CLUSTER)
 def test_a_breach_by_the_cluster_is_reported(
-    history: History, wrong: Callable[[ClusterOutbound], None], reported: str
+    history: History, reported: str, change: Callable[[ClusterOutbound], object]
 ) -> None:
     assert history.cluster is not None
-    wrong(history.cluster)
+    change(history.cluster)
     assert any(reported in it for it in broken_promises(PLAN.terms, history))
