@@ -275,7 +275,7 @@ class Draft:
         return random.uniform(0, self.lasts_s - 5)
 
 
-def plan_of(seed: int, features: "Features | None" = None) -> Plan:
+def plan_of(seed: int) -> Plan:
     random = Random(seed)
     # Mostly such that a user falls silent some times in a run.
     timeout_s = by_scale(random, 1.0, 10.0 if random.random() < 0.9 else DAY_S)
@@ -289,7 +289,7 @@ def plan_of(seed: int, features: "Features | None" = None) -> Plan:
         UIDS + [f"u-{n}" for n in range(random.choice([0, 5, 30]))],
     )
     _visits(draft, random)
-    for name, (share, feature) in (features or FEATURES).items():
+    for name, (share, feature) in FEATURES.items():
         random = Random(f"{seed}, {name}")
         if random.random() < share:
             feature(draft, random)
@@ -629,9 +629,8 @@ def _stops(draft: Draft, random: Random) -> None:
     draft.steps.append(Fault(stops_at, "sidecar restarts", 0, 0.5))
 
 
-Features: TypeAlias = Mapping[str, tuple[float, Callable[[Draft, Random], None]]]
 # By name: how many runs have each, and what draws it.
-FEATURES: Final[Features] = {
+FEATURES: Final[Mapping[str, tuple[float, Callable[[Draft, Random], None]]]] = {
     "own timeouts": (0.5, _own_timeouts),
     "timeouts of gateways": (0.5, _timeouts_of_gateways),
     "pings": (0.5, _pings),

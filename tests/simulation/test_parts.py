@@ -13,18 +13,10 @@ from tests.promises.checker import broken_promises
 from tests.promises.histories import quiet_plan
 from tests.simulation.machine import Files, files, torn
 from tests.simulation.plan import (
-    FAULTS,
-    FEATURES,
-    LIBRARY_FAULTS,
-    ORDERS,
     Fault,
-    Plan,
     Step,
     Visit,
-    plan_of,
 )
-from tests.simulation.receivers import FAILURES
-from tests.simulation.redis_server import FAILURES as REDIS_FAILURES
 from tests.simulation.run import run
 from tests.simulation.search import reduced
 
@@ -74,46 +66,6 @@ def test_a_torn_write_leaves_all_of_a_transaction_or_nothing(
     assert min(kept.values()) > 10
 
 
-def test_a_file_renamed_into_place_is_there_or_not_and_never_in_part() -> None:
-    random = Random(1)
-    images = [torn({}, {"stopped": b"whole"}, random) for _ in range(50)]
-    assert {image.get("stopped") for image in images} == {None, b"whole"}
-    assert {len(image.get("stopped.new", b"")) for image in images} >= {0, 3, 5}
-    removals = [torn({"stopped": b"whole"}, {}, random) for _ in range(50)]
-    assert [it for it in removals if it] != removals
-    assert {it.get("stopped") for it in removals} == {None, b"whole"}
-
-
-def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
-    plans = [plan_of(seed) for seed in range(100)]
-    steps = [step for plan in plans for step in plan.steps]
-    failures = {f"receiver {it}" for it in FAILURES} | {
-        f"redis {it}" for it in REDIS_FAILURES
-    }
-    faults = {*FAULTS, ORDERS, *LIBRARY_FAULTS, *failures}
-    assert {step.what for step in steps if isinstance(step, Fault)} == faults
-    visits = [step for step in steps if isinstance(step, Visit)]
-    assert any(not visit.talks_for_s and not visit.logs_out for visit in visits)
-    assert {7, "7"} <= {visit.uid for visit in visits}
-    assert plan_of(5) == plan_of(5) != plan_of(6)
-
-
-def test_a_feature_changes_the_plans_that_have_it_and_no_other() -> None:
-    def plans_without(name: str) -> list[Plan]:
-        rest = {key: it for key, it in FEATURES.items() if key != name}
-        return [plan_of(seed, rest) for seed in range(50)]
-
-    for name, (share, _) in FEATURES.items():
-        changed = {
-            seed
-            for seed, plan in enumerate(plans_without(name))
-            if plan_of(seed) != plan
-        }
-        drawn = {it for it in range(50) if Random(f"{it}, {name}").random() < share}
-        assert changed, name
-        assert changed <= drawn, name
-
-
 def test_a_gateway_that_hangs_dies_with_its_host() -> None:
     visit = Visit(1.0, 0, "ann", 0.5, 0.5, False, None)
     hang, boot = Fault(1.6, "gateway hangs", 0, 20.0), Fault(5.0, "host boots", 0, 1.0)
@@ -135,18 +87,3 @@ def test_what_breaks_is_shortened_to_the_steps_that_it_takes() -> None:
 
     assert reduced(steps, breaks, most=1_000) == (steps[17], steps[18], steps[80])
     assert asked < 200
-
-
-def test_shortening_ends_when_it_was_asked_often_enough() -> None:
-    steps: tuple[Step, ...] = tuple(Fault(n, f"step {n}", 0, 0.0) for n in range(100))
-    asked = 0
-
-    def breaks(some: tuple[Step, ...]) -> bool:
-        nonlocal asked
-        asked += 1
-        return steps[50] in some
-
-    shorter = reduced(steps, breaks, most=5)
-    assert asked == 5
-    assert steps[50] in shorter
-    assert 1 < len(shorter) < 100

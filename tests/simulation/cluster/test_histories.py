@@ -83,27 +83,6 @@ def test_a_lost_host_is_reaped_and_no_other_while_redis_is_out_of_memory(
     assert world.faults_found == []
 
 
-def test_of_two_processes_of_one_name_the_newest_publishes_until_it_ends(
-    history: History,
-) -> None:
-    first = history.machines[0]
-    first.clock_s = 3_600.0  # so its epochs are higher
-    first.restart()
-    history.pass_time(1)
-    newest = history.add(first.name)
-    newest.clock_s = 0.0
-    newest.restart()
-    history.pass_time(history.plan.lease_s)
-    assert first.host.identity.is_stopped
-    assert newest.host.is_following
-    newest.is_alive = False
-    history.pass_time(2 * history.plan.lease_s)
-    assert first.host.is_following
-    history.mend()
-    history.check()
-    assert history.world.faults_found == []
-
-
 def test_users_are_counted_on_all_hosts(history: History) -> None:
     count = sum(history.world.redis("HLEN", keys.users) for keys in KEYS[:2])
     assert [it.host.users for it in history.machines] == [count] * 3
