@@ -10,7 +10,7 @@ import pytest
 from liveness.cli import main
 from liveness.lab.bench import FULL, QUICK, BenchOptions, full_options, systems
 from liveness.lab.bench.cost import ratios
-from liveness.lab.bench.floors import of_load, of_users
+from liveness.lab.bench.floors import of_load
 from liveness.lab.bench.systems import plan
 from liveness.lab.common.figures import Figure
 
@@ -49,14 +49,6 @@ def test_a_missing_program_is_named_with_its_package(
     options = [f"--without={name}" for name in ("zset", "valkey", "asyncio")]
     assert main.main(["bench", "cost", "--quick", *options]) == 2
     assert "apt install redis-server, or leave it out" in capsys.readouterr().err
-
-
-def test_the_users_of_a_run_choose_its_load_its_sizes_and_its_floors() -> None:
-    million = full_options(1_000_000)
-    assert (million.rate, full_options(100_000).rate) == (33_000, 3_000)
-    assert million.sizes == (10_000, 100_000, 1_000_000, 4_000_000)
-    for users, promised in ((100, 1.0), (100_001, 2.0), (1_000_001, None)):
-        assert of_users(full_options(users), 1.0, 2.0) == promised
 
 
 @pytest.mark.parametrize("other", [{"rate": 1}, {"users": 500}], ids=["rate", "users"])

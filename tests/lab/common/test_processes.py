@@ -1,14 +1,11 @@
 """Programs that are started, watched and ended, as real processes."""
 
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import trio
 
 from liveness.lab.common.processes import (
     Program,
@@ -17,12 +14,6 @@ from liveness.lab.common.processes import (
 
 READY = "print('ready at here:1', flush=True)"
 WAITS = f"import signal; {READY}; signal.pause()"
-FAMILY = """
-import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-print("ready at", child.pid, flush=True)
-child.wait()
-"""
 
 
 def program(folder: Path, code: str) -> Program:
@@ -60,35 +51,3 @@ def test_a_stop_that_is_not_in_order_is_an_error(tmp_path: Path) -> None:
         it.start()
         with pytest.raises(ProgramError, match="with code 3 on SIGTERM"):
             it.stop()
-
-
-def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
-    with program(tmp_path, FAMILY) as it:
-        it.start()
-        child = os.pidfd_open(int(it.address))
-        os.kill(it.pid, signal.SIGTERM)
-        trio.run(trio.lowlevel.wait_readable, os.pidfd_open(it.pid))
-        assert it.code == -signal.SIGTERM
-        it.kill()
-    # It ends by the same signal, a moment later.
-    trio.run(trio.lowlevel.wait_readable, child)
-    os.close(child)
-
-
-def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    code = f"""
-import re, signal, sys
-from pathlib import Path
-from tests.lab.common.test_processes import WAITS, program
-it = program(Path({str(tmp_path)!r}), WAITS)
-it.start()
-print(it.pid, flush=True)
-signal.pause()
-"""
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    with parent:
-        assert parent.stdout is not None
-        child = os.pidfd_open(int(parent.stdout.readline()))
-        parent.kill()
-        trio.run(trio.lowlevel.wait_readable, child)
-        os.close(child)

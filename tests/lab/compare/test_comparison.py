@@ -98,13 +98,6 @@ def test_the_closest_belong_together_in_whatever_order_they_come(
     assert len(found) == len(expected)
 
 
-def test_an_offline_is_settled_when_nothing_closer_can_come_any_more() -> None:
-    of = Comparison(WITHIN, here=ALWAYS, there=ALWAYS)
-    assert list(of.add(record(1, 100, "bob"))) == []
-    alone = Outcome("only here", record(1, 100, "bob"), None)
-    assert list(of.add(line(1, 111, "bob"))) == [alone]
-
-
 def test_alone_counts_only_where_the_other_side_could_have_reported_it() -> None:
     edges = {9: False, 10: True, 90: True, 91: False}
     lines = [line(at, at, at) for at in edges]

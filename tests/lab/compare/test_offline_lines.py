@@ -5,12 +5,10 @@ import re
 from io import BytesIO
 
 import pytest
-from hypothesis import given
 
 from liveness.lab.compare.comparison import Line
 from liveness.lab.compare.offline_lines import MAX_LINE_BYTES, LineReader, offline_in
-from liveness.text import json_ready
-from tests.helpers.strategies import BOUNDED, NO_UIDS, uids
+from tests.helpers.strategies import NO_UIDS
 
 AT = 1_789_000_030_004
 
@@ -29,14 +27,6 @@ def test_a_time_is_understood_in_each_of_its_forms(at: str, found: int) -> None:
     line = f'{{"at": {at}, "level": "info", "uid": "ada"}}\r'
     for mark in ("", "\ufeff"):  # the first line may begin with the mark of UTF-8
         assert offline_in(f"{mark}{line}".encode()) == ("ada", found)
-
-
-@BOUNDED
-@given(uids)
-def test_every_user_is_told_apart_as_in_our_own_lines(uid: str | int) -> None:
-    line = json.dumps(json_ready({"uid": uid, "at": AT}))
-    found, _ = offline_in(line.encode())
-    assert (found, type(found)) == (uid, type(uid))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """The demo's parts, in process: plans, scripts, lines, picture and refusals."""
 
 import re
-from collections import Counter
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from liveness.cli import main
 from liveness.errors import StartError
 from liveness.lab.demo.launcher import found_redis
 from liveness.lab.demo.picture import fitted
-from liveness.lab.demo.plans import Behaviour, planned
 from liveness.lab.demo.script import Step, actions_of, parsed_script
 
 # --- what it refuses ----------------------------------------------------------------------
@@ -72,21 +69,6 @@ def test_a_bad_script_says_what_where_and_what_to_do(hosts: int, step: str) -> N
         ValueError, match=f"'{step}' is no step; write SECONDS below 40,"
     ):
         parsed_script(f"5 silence,{step}", seconds=40, actions=actions_of(hosts))
-
-
-@pytest.mark.parametrize("hosts", [1, 3])
-def test_silence_is_spread_over_the_run_and_ends_where_it_can_still_be_seen(
-    hosts: int,
-) -> None:
-    plans = [*planned(210, hosts=hosts, seconds=40, timeout_s=10, flush_s=1 / 3)]
-    assert len({plan.uid for plan in plans}) == 210
-    assert {*Counter(plan.first for plan in plans).values()} == {210 // hosts}
-    moments = [plan.moment_s for plan in plans if plan.behaviour is Behaviour.SILENT]
-    assert moments == sorted(moments)
-    assert 25 < moments[-1] < 40 - 10 - 1 / 3 - 1
-    assert max(plan.joins_s for plan in plans) < 1
-    ending = [plan for plan in plans if plan.moment_s < inf]
-    assert {plan.behaviour for plan in ending} == {Behaviour.SILENT, Behaviour.LOGOUT}
 
 
 # --- the picture -----------------------------------------------------------------------

@@ -147,23 +147,6 @@ async def test_a_bad_line_is_answered_and_proves_its_user_alive(
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer"),
-    [
-        ({"say": "hi"}, "error"),
-        ({"ping": 1}, "pong"),
-        *(({"login": name}, "error") for name in ["", "x" * 33, "\ud800", 7]),
-    ],
-    ids="{!a:.40}".format,
-)
-async def test_without_a_login_nothing_is_reported(
-    room: Room, asked: dict[str, Any], answer: str
-) -> None:
-    client = await room.come()
-    assert list(await client.ask(json.dumps(asked))) == [answer]
-    assert await room.reported() == []
-
-
-@pytest.mark.parametrize(
     ("data", "last"),
     [
         ('{"logout": 1}\n', [{"bye": "logout"}]),
