@@ -23,7 +23,6 @@ from liveness.testing import (
     Event,
     ScriptedSidecar,
     Session,
-    Timer,
     scripted_sidecar,
 )
 from tests.helpers.peer import SOON_S, Caller
@@ -96,13 +95,6 @@ async def test_a_user_falls_silent_at_its_timeout_and_not_before(
 
 def host_clock() -> list[float]:
     return [clock_gettime(CLOCK_MONOTONIC), time_ns() / 1e9]
-
-
-async def test_in_virtual_time_logins_are_not_compared_by_the_clock_of_the_host(
-    script: ScriptedSidecar, autojump_clock: MockClock
-) -> None:
-    async with gateways(script, "gw", clock=host_clock()) as gateway:
-        assert gateway.welcome["began"] is False
 
 
 async def test_the_newer_connection_is_found_by_the_clock_of_the_host() -> None:
@@ -291,31 +283,6 @@ async def test_a_gap_comes_only_to_a_gateway_whose_records_were_trimmed(
         assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 1, 3)
 
 
-async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw", timeout=20) as gateway:
-        await gateway.send(["login", "ada"])
-        await script.pass_time(15)
-        await gateway.send(["message", "ada"], ["ping", 1])
-        await script.pass_time(4)
-        script.stop("a new version")
-        assert await gateway.expect("pong") == [1]
-        assert await gateway.expect("bye") == [{"reason": "a new version"}]
-        assert await gateway.receive() is None
-    with pytest.raises(FileNotFoundError):
-        await anyio.connect_unix(script.path)
-    await script.pass_time(60)
-    script.start()
-    async with gateways(script, "gw") as gateway:
-        await script.pass_time(15.9)
-        assert set(script.users) == {"ada"}
-        await script.pass_time(0.1)
-        (record,) = await gateway.records()
-        assert (record["last"], record["silence"]) == ("message", 80)
-        assert record["at"] - record["seen"] == 80_000
-
-
 async def test_under_a_new_log_no_user_and_no_timer_is_known(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
@@ -340,25 +307,6 @@ def fired(records: list[Record]) -> list[tuple[str, int, int]]:
     return [(r["key"], r["attempt"], r["at"] - START_WALL_MS) for r in records]
 
 
-async def test_a_timer_fires_at_its_moment_and_not_before(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    await script.pass_time(0.3)
-    for _ in range(3):
-        await gateway.send(["after", "tea", 0.7, {"payload": "green"}])
-        await script.pass_time(0.1)
-    assert script.timers == {
-        ("gw", "tea"): Timer("pending", "green", None, 0, 0.6, None)
-    }
-    await script.pass_time(0.599)
-    assert await gateway.has_nothing_to_read()
-    await script.pass_time(0.001)
-    (record,) = await gateway.records()
-    assert fired([record]) == [("tea", 1, 1_200)]
-    assert record["due"] == record["at"]
-    assert script.timers["gw", "tea"].left == 60
-
-
 async def test_timers_and_silences_come_in_the_order_of_their_moments(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
@@ -378,29 +326,6 @@ async def test_time_in_which_nothing_is_read_is_no_missing_answer(
         await gateway.send(["done", "k", "well"])
         await script.pass_time(3_600)
     assert (await script.timer("gw", "k", "done")).message == "well"
-
-
-async def test_answers_and_cancels_set_the_state_of_a_timer(
-    script: ScriptedSidecar, gateway: Gateway
-) -> None:
-    for key in ("done", "again", "failed", "cancelled"):
-        await gateway.send(["after", key, 1])
-    await script.pass_time(1)
-    await gateway.records(4)
-    await gateway.send(
-        ["done", "done", "well"],
-        ["fail", "again", "busy"],
-        ["fail", "failed", "hopeless", {"final": True}],
-        ["cancel", {"key": "cancelled"}],
-    )
-    assert (await script.timer("gw", "cancelled", "cancelled")).left is None
-    assert (await script.timer("gw", "done", "done")).message == "well"
-    assert (await script.timer("gw", "failed", "failed")).message == "hopeless"
-    assert await script.timer("gw", "again", "pending") == Timer(
-        "pending", None, None, 1, 15, "busy"
-    )
-    await script.pass_time(15)
-    assert fired(await gateway.records()) == [("again", 2, 16_000)]
 
 
 async def test_trimming_lets_go_of_timers_that_ended(
