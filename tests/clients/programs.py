@@ -1,4 +1,4 @@
-"""The clients in other languages: what builds them, and the commands of their programs."""
+"""The clients in other languages: what builds them, and the commands of their gateways."""
 
 import atexit
 import os
@@ -26,18 +26,10 @@ class Client:
     needs: dict[str, str]  # programs, and the packages of Debian that have them
     builds: tuple[str, ...] = ()  # commands of a shell, run there
     gateway: str
-    bench: str
 
     def gateway_command(self) -> str:
         """The command of its gateway, with placeholders; it is built if it is not yet."""
-        return f"{self._of_copy(self.gateway)} {FLAGS}"
-
-    def bench_command(self) -> str:
-        """The command of its bench program, without flags."""
-        return self._of_copy(self.bench)
-
-    def _of_copy(self, program: str) -> str:
-        return program.replace("{here}", str(_built(self.folder)))
+        return f"{self.gateway.replace('{here}', str(_built(self.folder)))} {FLAGS}"
 
 
 CLIENTS: Final[dict[str, Client]] = {
@@ -49,7 +41,6 @@ CLIENTS: Final[dict[str, Client]] = {
             needs={"gcc": "gcc", "make": "make"},
             builds=("make BUILD={here}/build",),
             gateway="{here}/build/gateway",
-            bench="{here}/build/bench",
         ),
         Client(
             folder="erlang",
@@ -57,7 +48,6 @@ CLIENTS: Final[dict[str, Client]] = {
             needs={"erlc": "erlang-base"},
             builds=("mkdir ebin", "erlc -Wall -Werror -o ebin *.erl"),
             gateway="{here}/gateway",
-            bench="{here}/bench",
         ),
         Client(
             folder="go",
@@ -65,7 +55,6 @@ CLIENTS: Final[dict[str, Client]] = {
             needs={"go": "golang-go"},
             builds=("go vet ./...", "go build -o build/ ./cmd/..."),
             gateway="{here}/build/gateway",
-            bench="{here}/build/bench",
         ),
         Client(
             folder="java",
@@ -75,7 +64,6 @@ CLIENTS: Final[dict[str, Client]] = {
                 "javac --release 17 -Xlint:all -Werror -d build $(find src -name '*.java')",
             ),
             gateway="java -cp {here}/build liveness.example.Gateway",
-            bench="java -cp {here}/build liveness.example.Bench",
         ),
         Client(
             folder="node",
@@ -83,7 +71,6 @@ CLIENTS: Final[dict[str, Client]] = {
             needs={"node": "nodejs", "npm": "npm"},
             builds=("npm install --no-package-lock --no-audit --no-fund",),
             gateway="node {here}/gateway.js",
-            bench="node {here}/bench.js",
         ),
         Client(
             folder="rust",
@@ -95,7 +82,6 @@ CLIENTS: Final[dict[str, Client]] = {
                 "--target-dir build",
             ),
             gateway="{here}/build/release/examples/gateway",
-            bench="{here}/build/release/examples/bench",
         ),
     )
 }
