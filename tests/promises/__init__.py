@@ -6,7 +6,7 @@ all. What belongs to no single one is in `conduct.py`. A new promise is one func
 row in both tables.
 
 - Of a run that is over, `run_history.py` has everything that was sent, delivered and done,
-  and `run_terms.py` its settings. `run_evidence.py` gathers from both what was known of each
+  and its plan has the settings. `run_evidence.py` gathers from both what was known of each
   decision, and `checker.py` judges.
 - The rules that demo and bench ask too are in `liveness/lab/common/promises.py`.
 """

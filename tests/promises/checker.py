@@ -12,8 +12,8 @@ from tests.promises.not_lost import not_lost
 from tests.promises.prompt import prompt
 from tests.promises.run_evidence import RunEvidence
 from tests.promises.run_history import History
-from tests.promises.run_terms import RunTerms
 from tests.promises.timer_checks import timers
+from tests.simulation.plan import Plan
 
 
 class Promise(NamedTuple):
@@ -35,17 +35,17 @@ PROMISES: Final[Mapping[int, Promise]] = {
 
 
 def broken_promises(
-    terms: RunTerms, history: History, *, real_s: float | None = None
+    plan: Plan, history: History, *, real_s: float | None = None
 ) -> list[str]:
     """Every breach that can be found, in words; none if all promises were kept.
 
     Args:
-        terms: What held in the run.
+        plan: Its settings say what held in the run.
         history: The run's history.
         real_s: Of a run in real time how much later than it happened something may have
             been noted. Whether anything was prompt is not asked of such a run.
     """
-    run = RunEvidence(terms, history, real_s)
+    run = RunEvidence(plan, history, real_s)
     # Without the whole log all else would only repeat that it is not whole.
     numbers = PROMISES if run.is_whole else [4]
     found = [Breach(NO_PROMISE, it) for it in conduct(run)]

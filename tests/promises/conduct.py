@@ -36,7 +36,7 @@ def conduct(run: RunEvidence) -> Iterator[str]:
 
 def _unread_in_time(run: RunEvidence) -> Iterator[str]:
     """A link that reads in time is answered, and one that does not is ended."""
-    unread, most_s = run.history.unread, run.terms.unread_s
+    unread, most_s = run.history.unread, run.plan.unread_s
     for it in unread:
         if not run.host_is_calm(it.since - CALM_S, it.until + CALM_S):
             continue
@@ -50,7 +50,7 @@ def _unread_in_time(run: RunEvidence) -> Iterator[str]:
 
 def _devices_counted(run: RunEvidence) -> Iterator[str]:
     """Every record has the number of its user's devices that are online after it."""
-    separator = run.terms.device_separator
+    separator = run.plan.device_separator
     online: dict[str, set[str]] = defaultdict(set)
     for record in run.log.values():
         if record["kind"] == "timer":

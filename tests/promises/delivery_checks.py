@@ -70,7 +70,7 @@ def _gaps(records: Iterable[Record]) -> set[int]:
 
 def _damped(run: RunEvidence) -> Iterator[str]:
     """It is given no offline of a user who came back before that had settled."""
-    history, settle_s = run.history, run.terms.watch_settle_s
+    history, settle_s = run.history, run.plan.watch_settle_s
     absences = _absences(run, lambda it: str(it["uid"]), run.log.values())
     missing = history.rotten | _gaps(it.record for it in history.damped)
     # Of what it reads late, after a step, it takes the later of two moments.
@@ -319,7 +319,7 @@ class _WebhookChecks:
             return
         for seq in self._gone - self._history.rotten:
             age_s = self._history.passed(self._at.get(seq, 0.0), self._history.ended_at)
-            if age_s < self._run.terms.retention_s:
+            if age_s < self._run.plan.retention_s:
                 yield f"{seq} was reported missing, and was {age_s:.0f} s old"
 
     @property

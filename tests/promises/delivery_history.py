@@ -4,19 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-
-@dataclass(frozen=True, slots=True)
-class WebhookTerms:
-    """The settings of a webhook that define the records for its receiver."""
-
-    kinds: str  # separated by commas
-    users_only: bool
-    settle_s: float
-    begin: str
-    batch: int
-    timeout_s: float
-    waits_s: tuple[float, ...]
-    max_dead: int
+from liveness.config.outlet_settings import WebhookSettings
 
 
 @dataclass(slots=True)
@@ -67,7 +55,7 @@ class OutletReading(NamedTuple):
 class Outbound:
     """All of one webhook."""
 
-    terms: WebhookTerms
+    terms: WebhookSettings
     requests: list[Request] = field(default_factory=list)
     readings: list[OutletReading] = field(default_factory=list)
     letters: list[Letter] = field(default_factory=list)

@@ -55,7 +55,7 @@ def _lost(run: RunEvidence, silence: Silence) -> Iterator[str]:
     """`gateway_lost` is said of a user whose gateway is not there, or is mute."""
     record, at, since = silence.record, silence.at, silence.heard_at
     slack = LINK_S + run.late_s
-    if run.history.ran(since, at) >= silence.least + run.terms.hold_s - STAMP_S:
+    if run.history.ran(since, at) >= silence.least + run.plan.hold_s - STAMP_S:
         return  # no user waits longer for anything
     is_there = any(
         it.welcomed_at <= at - slack and at + run.late_s <= it.ended_at
@@ -93,7 +93,7 @@ def _silent(run: RunEvidence, silence: Silence) -> Iterator[str]:
         # Which of its timeouts it was under is not looked at: the longest ends in the
         # hang, and the hold is over no sooner than that of the shortest.
         was_held = mute_from < since + silence.most < ended - LINK_S
-        hold_until = since + silence.least + run.terms.hold_s - SETTLE_S
+        hold_until = since + silence.least + run.plan.hold_s - SETTLE_S
         fresh = min(ended + silence.least, hold_until)
         if was_held and ended <= at < fresh - STAMP_S:
             yield f"{record} at {at:.3f}, and it was held until {ended:.3f}"
@@ -108,7 +108,7 @@ def _held_too_long(run: RunEvidence, silence: Silence) -> Iterator[str]:
     due, slack = heard + silence.most, PROMPT_S + LINK_S
     if heard == -inf:
         return
-    if run.history.ran(heard, at) > silence.most + run.terms.hold_s + slack:
+    if run.history.ran(heard, at) > silence.most + run.plan.hold_s + slack:
         yield f"{record} at {at:.3f}, and it was last heard at {heard:.3f}"
     links = [it for it in run.history.gateway_links(conn.gateway) if it.opened_at <= at]
     if not links or run.was_put_off(conn, heard + silence.least, at):

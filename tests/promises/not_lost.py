@@ -108,7 +108,7 @@ def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
             yield f"{link.name} got {gap}, which hides nothing from it"
         if lost := lost - rotten:
             age = run.history.passed(run.at[max(lost)], at)
-            if age < run.terms.retention_s:
+            if age < run.plan.retention_s:
                 yield f"{link.name} got {gap} {age:.3f} s after its last record"
 
 
@@ -139,7 +139,7 @@ def _is_forgotten(run: RunEvidence, link: LinkHistory) -> bool:
     earlier = _earlier(run, link)
     if any(it.hello.get("fresh") and it.welcomed_at == inf for it in earlier):
         return True
-    if run.terms.retention_s > run.history.passed(0.0, run.history.ended_at):
+    if run.plan.retention_s > run.history.passed(0.0, run.history.ended_at):
         return False
     used = [
         (it.welcomed_at, _used_until(run, it))
@@ -155,7 +155,7 @@ def _is_forgotten(run: RunEvidence, link: LinkHistory) -> bool:
     for began, ended in sorted([*used, (link.welcomed_at, inf)]):
         unused_s = max(unused_s, run.history.passed(used_at, began))
         used_at = max(used_at, ended)
-    return unused_s >= run.terms.retention_s
+    return unused_s >= run.plan.retention_s
 
 
 def _used_until(run: RunEvidence, link: LinkHistory) -> float:

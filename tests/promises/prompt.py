@@ -47,7 +47,7 @@ def _over_restarts(run: RunEvidence, silence: Silence) -> Iterator[str]:
     # The storm guard holds anew after a restart; a gateway that is not back is waited for.
     is_back = links and links[-1].sidecar == run.history.process_at(at)
     is_calm = all(what.startswith(_KEEP_CLOCKS) for _, _, what in troubles)
-    if is_back and is_calm and not run.terms.guard_hold_s:
+    if is_back and is_calm and not run.plan.guard_hold_s:
         since_back_s = at - links[-1].welcomed_at - SETTLE_S
         late_s = min(run.history.ran(heard, at) - silence.most, since_back_s)
         if late_s > PROMPT_S + LINK_S:

@@ -19,7 +19,7 @@ from tests.promises.run_history import (
     ListedSession,
     Record,
 )
-from tests.promises.run_terms import RunTerms
+from tests.simulation.plan import Plan
 
 # So long after its link began or ended a gateway may still be taken for there, or away.
 LINK_S: Final = 0.1
@@ -69,15 +69,15 @@ class RunEvidence:
     """The facts about one run.
 
     Args:
-        terms: What held in it.
+        plan: Its settings say what held in it.
         history: The run's history.
         real_s: As for `broken_promises`.
     """
 
     def __init__(
-        self, terms: RunTerms, history: History, real_s: float | None = None
+        self, plan: Plan, history: History, real_s: float | None = None
     ) -> None:
-        self.terms = terms
+        self.plan = plan
         self.history = history
         self.is_virtual = real_s is None
         self.late_s = real_s or 0.0
@@ -176,7 +176,7 @@ class RunEvidence:
         heard = self.heard_by(conn, until)
         since = [self.at[session["seq"]], self.history.processes[-1].began_at]
         since += [it.at for it in heard]
-        held_s = self.terms.hold_s + self.terms.guard_hold_s + LINK_S
+        held_s = self.plan.hold_s + self.plan.guard_hold_s + LINK_S
         # While the disk takes nothing it may not read, and that is no silence.
         waited_s = self.history.decided(max(since), until)
         links = self._links_of(conn, heard, until)
@@ -195,7 +195,7 @@ class RunEvidence:
             timeouts = self._timeouts(session, conn, links)
             least, most = min(timeouts), max(timeouts)
             # Its users are held only so long for what is not read as it orders too much.
-            held_from = at - least - self.terms.hold_s
+            held_from = at - least - self.plan.hold_s
             is_lost = record["reason"] == "gateway_lost"
             if is_lost and self.gave_orders(conn.gateway, held_from, at):
                 recent = []
@@ -204,7 +204,7 @@ class RunEvidence:
                 conn=conn,
                 at=at,
                 least=least,
-                most=most + self.terms.guard_hold_s,
+                most=most + self.plan.guard_hold_s,
                 heard_at=heard[-1].at if heard else -inf,
                 recent=[*self._recent(session, conn, recent, at)],
             )
@@ -315,7 +315,7 @@ class RunEvidence:
         is_of_login = session["reason"] == "login" and session["conn"] == conn.conn
         if is_of_login and conn.timeout:
             return {conn.timeout}
-        found = {float(it.hello.get("timeout", self.terms.timeout_s)) for it in links}
+        found = {float(it.hello.get("timeout", self.plan.timeout_s)) for it in links}
         return found if is_of_login else found | {conn.timeout or min(found)}
 
     def _links_of(

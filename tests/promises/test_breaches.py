@@ -35,7 +35,7 @@ def test_the_promises_are_those_of_the_document() -> None:
 
 
 def test_a_run_that_keeps_every_promise_passes(history: History) -> None:
-    assert broken_promises(PLAN.terms, history) == []
+    assert broken_promises(PLAN, history) == []
     kinds = [delivered.record["kind"] for delivered in reader(history).delivered]
     assert sorted(set(kinds)) == ["moved", "offline", "online", "timer"]
 
@@ -352,7 +352,7 @@ def test_this_breach_is_reported(
     history: History, promise: int, what: str, change: Callable[[History], object]
 ) -> None:
     change(history)
-    found = broken_promises(PLAN.terms, history)
+    found = broken_promises(PLAN, history)
     assert [it for it in found if it.startswith(f"{promise}: ") and what in it], found
 
 

@@ -45,7 +45,7 @@ def kept() -> History:
 
 
 def test_a_run_that_keeps_them_passes(history: History) -> None:
-    assert broken_promises(PLAN.terms, history) == []
+    assert broken_promises(PLAN, history) == []
     cluster = history.cluster
     assert len(history.outbound["to"].requests) > 3
     assert cluster is not None
@@ -134,7 +134,7 @@ def test_a_breach_by_a_webhook_is_reported(
     history: History, reported: str, change: Callable[[Outbound], object]
 ) -> None:
     change(history.outbound["to"])
-    assert any(reported in it for it in broken_promises(PLAN.terms, history))
+    assert any(reported in it for it in broken_promises(PLAN, history))
 
 
 def test_an_offline_is_missed_once_it_must_have_settled(history: History) -> None:
@@ -146,7 +146,7 @@ def test_an_offline_is_missed_once_it_must_have_settled(history: History) -> Non
         != ("offline", request.events[0]["data"].get("uid"))
     ]
     to.terms = replace(to.terms, settle_s=1.0)
-    found = broken_promises(PLAN.terms, history)
+    found = broken_promises(PLAN, history)
     assert any("it was sent of polite" in it for it in found)
 
 
@@ -155,7 +155,7 @@ def test_a_short_absence_that_a_damped_watch_is_given_is_reported(
 ) -> None:
     for request in history.outbound["to"].requests:
         history.damped += [Delivered(request.at, it["data"]) for it in request.events]
-    found = broken_promises(replace(PLAN.terms, watch_settle_s=100.0), history)
+    found = broken_promises(replace(PLAN, watch_settle_s=100.0), history)
     assert any("a watch with settle_s" in it for it in found)
 
 
@@ -172,7 +172,7 @@ def test_what_was_settled_is_not_sent_again_after_a_planned_stop(
     history.processes[0].ended_at = again.at
     history.processes[0].is_planned = True
     history.processes.append(Process(again.at))
-    assert any("behind" in it for it in broken_promises(PLAN.terms, history))
+    assert any("behind" in it for it in broken_promises(PLAN, history))
 
 
 def online_twice(cluster: ClusterOutbound) -> None:
@@ -202,4 +202,4 @@ def test_a_breach_by_the_cluster_is_reported(
 ) -> None:
     assert history.cluster is not None
     change(history.cluster)
-    assert any(reported in it for it in broken_promises(PLAN.terms, history))
+    assert any(reported in it for it in broken_promises(PLAN, history))

@@ -148,7 +148,7 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
         # Nobody can answer while the host sleeps, or no sidecar runs. What is waited then
         # may pass in a sleep.
         naps = [s for when, s in history.sleeps if began < when <= now and s <= NAP_S]
-        least_s, ran_s = run.terms.run_timeout_s - sum(naps), history.ran(began, now)
+        least_s, ran_s = run.plan.run_timeout_s - sum(naps), history.ran(began, now)
         if before["seq"] not in failed and ran_s < least_s - STAMP_S:
             yield f"{record} at {now:.3f}, and {before} had not failed"
     for order in of["cancel"] + of["done"]:

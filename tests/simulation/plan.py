@@ -30,7 +30,6 @@ from liveness.config.settings import (
 )
 from liveness.core.limits import Limits
 from tests.promises.run_history import Uid
-from tests.promises.run_terms import RunTerms
 from tests.simulation.receivers import (
     FAILURES,
     FIRST_PORT,
@@ -220,19 +219,6 @@ class Plan:
     def guard_hold_s(self) -> float:
         """How long the storm guard may hold a user."""
         return self.guard.hold_s if self.guard.enabled else 0.0
-
-    @property
-    def terms(self) -> RunTerms:
-        return RunTerms(
-            timeout_s=self.timeout_s,
-            hold_s=self.hold_s,
-            guard_hold_s=self.guard_hold_s,
-            retention_s=self.retention_s,
-            unread_s=self.unread_s,
-            run_timeout_s=self.run_timeout_s,
-            watch_settle_s=self.watch_settle_s,
-            device_separator=self.device_separator,
-        )
 
     def config(self, state: Path, socket: Path) -> Config:
         retries = ",".join(map(str, RETRIES_S))

@@ -1,7 +1,7 @@
 """Receivers of webhooks, which may answer late, in part, without end, with an error, or never."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email import message_from_bytes
 from math import inf
@@ -13,7 +13,7 @@ from standardwebhooks import Webhook
 
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.core.records import KINDS, SESSION_KINDS
-from tests.promises.delivery_history import Outbound, Request, WebhookTerms
+from tests.promises.delivery_history import Outbound, Request
 from tests.promises.run_history import History
 from tests.service.outlets.webhooks.receiver import SECRET, SECRET_FILE
 from tests.simulation.scales import by_scale, whole
@@ -101,9 +101,7 @@ class Receiver(Server[Request]):
     def __init__(self, plan: ReceiverPlan, random: Random, history: History) -> None:
         own = plan.settings
         super().__init__(own.parts.port or 0, random, own.timeout_s)
-        terms = {it.name: getattr(own, it.name) for it in fields(WebhookTerms)}
-        outbound = Outbound(WebhookTerms(**terms))
-        self.outbound = history.outbound[plan.name] = outbound
+        self.outbound = history.outbound[plan.name] = Outbound(own)
         self._plan = plan
         self._history = history
 

@@ -52,7 +52,7 @@ def outcome_of(plan: Plan) -> Outcome:
             history = run(plan)
         except Exception:  # of whatever kind: it is reported, and the search goes on
             return Outcome(plan, [f"raised: {traceback.format_exc()}"], 0.0)
-        breaches = broken_promises(plan.terms, history)
+        breaches = broken_promises(plan, history)
         return Outcome(plan, breaches, history.ended_at, frozenset(counts))
 
 

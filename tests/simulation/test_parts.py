@@ -71,7 +71,7 @@ def test_a_gateway_that_hangs_dies_with_its_host() -> None:
     hang, boot = Fault(1.6, "gateway hangs", 0, 20.0), Fault(5.0, "host boots", 0, 1.0)
     plan = replace(quiet_plan(), steps=(visit, hang, boot))
     history = run(plan)
-    assert broken_promises(plan.terms, history) == []
+    assert broken_promises(plan, history) == []
     ((_, _, ended_at),) = history.hangs
     assert ended_at < 6.0
 

@@ -218,7 +218,7 @@ def run(sidecar: Sidecar, ends: list[str]) -> History:
     clock = RunningClock(history)
     trio.run(partial(played, plan, sidecar, history, clock), clock=clock)
     assert LEAST_ENDS < len(history.processes) <= len(ends) + 1
-    breaches = broken_promises(plan.terms, history, real_s=NOTED_S)
+    breaches = broken_promises(plan, history, real_s=NOTED_S)
     assert not breaches, "\n".join(breaches)
     return history
 
