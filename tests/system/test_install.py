@@ -194,19 +194,3 @@ def test_an_upgrade_that_is_interrupted_leaves_a_whole_program(
     assert quick.names() == ["liveness"]
     assert not (quick.prefix / "first").exists()
     assert files(quick.dest) == {SETTINGS, *OUTSIDE}
-
-
-@pytest.mark.parametrize("purge", ["", "1"])
-def test_uninstall_leaves_settings_and_state_and_purge_nothing(
-    quick: Quick, purge: str
-) -> None:
-    state = "/var/lib/liveness/liveness.db"
-    assert quick.run("install").returncode == 0
-    (quick.dest / state[1:]).parent.mkdir(parents=True)
-    (quick.dest / state[1:]).touch()
-    done = quick.run("uninstall", PURGE=purge)
-    assert done.returncode == 0, done.stderr
-    there = {f"/{path.relative_to(quick.dest)}" for path in quick.dest.rglob("*")}
-    left = {SETTINGS, state, "/etc", "/etc/liveness", "/var/lib/liveness"}
-    not_made = {"/var", "/var/lib"}  # by the script
-    assert there == not_made | (set() if purge else left)

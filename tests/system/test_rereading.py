@@ -53,25 +53,14 @@ def test_access_changes_for_new_links_and_older_ones_stay(plain: Sidecar) -> Non
     gateway = plain.gateway("mine")
     with MEMBER.connect(plain.socket) as refused:
         assert b"not-allowed" in refused.recv(4096)
-    said = reread(plain, f'[access]\ngateways = "own,@{CREW}"\nwatchers = "own"')
+    text = f'slots = 90\n[access]\ngateways = "own,@{CREW}"\nwatchers = "own"'
+    said = reread(plain, text)
     assert said["changed"] == ["access.gateways", "access.watchers"]
-    assert said["after_a_restart"] == []
+    assert said["after_a_restart"] == ["slots"]
     with Client(MEMBER.connect(plain.socket)) as allowed:
         allowed.hello("theirs")
     gateway.apply("login", "ada")
     assert plain.metric("liveness_users_online") == 1
-
-
-def test_the_level_changes_and_settings_that_need_a_restart_are_named(
-    plain: Sidecar,
-) -> None:
-    reread(plain, PLAIN)
-    text = 'slots = 90\n[logging]\nlevel = "debug"\n[limits]\nmax_links = 5'
-    said = reread(plain, text)
-    assert said["changed"] == ["logging.level"]
-    assert said["after_a_restart"] == ["slots", "limits.max_links"]
-    assert reread(plain, text)["changed"] == []
-    assert reread(plain, 'logging.level = "error"')["changed"] == ["logging.level"]
 
 
 def test_a_signal_amid_the_start_waits_and_a_pipe_is_read_at_the_start_only(

@@ -6,50 +6,10 @@ on the disk: `tests/service/storage`. The scripted sidecar runs some of these te
 (`tests/testing/test_conformance.py`).
 """
 
-import signal
-
-import pytest
-
-from tests.helpers.wire import packed
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 
-STOP_S = 5  # what a planned stop may take
-
-
 # --- a planned stop -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
-def test_a_planned_stop_applies_and_answers_what_was_sent_then_says_bye(
-    start: Start, number: int
-) -> None:
-    sidecar = start()
-    link, watcher = sidecar.gateway("a"), sidecar.watcher("w", ack=True)
-    silent = sidecar.connect()
-    # The sidecar may not have read all of it when the signal comes: it counts all the same.
-    pings = [["ping", n] for n in range(50)]
-    users = [f"u-{n}" for n in range(1_000)]
-    last = [["logout", "u-0"], ["ping", "last"], ["login", "asking nothing"]]
-    link.send_bytes(packed(["login", users], *pings, *last))
-    sidecar.signal(number)
-    assert [link.expect("pong") for _ in pings] == [[n] for n in range(50)]
-    assert link.expect("pong") == ["last"]
-    (bye,) = link.expect("bye")
-    assert bye["reason"]
-    watcher.expect("bye")
-    for client in (link, watcher, silent):
-        assert client.receive() is None
-        client.close()
-    assert sidecar.ended(STOP_S) == 0
-    said = [line["event"] for line in sidecar.lines]
-    assert said[-5:-1] == ["stopping", "link down", "link down", "stopped"]
-    assert not sidecar.socket.exists()
-    assert not sidecar.admin.exists()
-    sidecar.start()
-    online, seq = sidecar.watcher("after").listed()
-    assert set(online) == {*users[1:], "asking nothing"}
-    assert seq == 1_002
 
 
 def test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record(
