@@ -16,18 +16,14 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
-from tests.system.test_delivery import (  # noqa: F401
+from tests.system.test_wire import (  # noqa: F401
+    test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
     test_a_hello_may_name_where_to_read_on,
     test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
-    test_what_was_not_acknowledged_comes_again_after_a_reconnect,
-)
-from tests.system.test_restart import (  # noqa: F401
-    test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
-    test_after_a_crash_users_sessions_and_conns_are_as_they_were,
-)
-from tests.system.test_timers import (  # noqa: F401
     test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
     test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given,
+    test_after_a_crash_users_sessions_and_conns_are_as_they_were,
+    test_what_was_not_acknowledged_comes_again_after_a_reconnect,
 )
 
 SOON_S: Final = 30.0
