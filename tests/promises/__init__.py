@@ -1,9 +1,8 @@
 """Were the promises kept? Judged from what was sent and seen, by nothing of the product.
 
-The promises are those of `docs/concepts.md`, by their numbers there. Each is one file, with
-the rule itself and what finds where a whole run broke it; the table in `checker.py` has them
-all. What belongs to no single one is in `conduct.py`. A new promise is one function, and a
-row in both tables.
+The promises are those of `docs/concepts.md`, by their numbers there. Each is one function
+that finds where a whole run broke it; the table in `checker.py` has them all. What belongs to
+no single one is in `conduct.py`. A new promise is one function, and a row in both tables.
 
 - Of a run that is over, `run_history.py` has everything that was sent, delivered and done,
   and its plan has the settings. `run_evidence.py` gathers from both what was known of each

@@ -5,13 +5,15 @@ from typing import Final, NamedTuple
 
 from liveness.lab.common.promises import NO_PROMISE, Breach
 from tests.promises.conduct import conduct
-from tests.promises.never_early import never_early
-from tests.promises.newer_wins import newer_wins
-from tests.promises.no_false_silence import no_false_silence
 from tests.promises.not_lost import not_lost
-from tests.promises.prompt import prompt
 from tests.promises.run_evidence import RunEvidence
 from tests.promises.run_history import History
+from tests.promises.session_checks import (
+    never_early,
+    newer_wins,
+    no_false_silence,
+    prompt,
+)
 from tests.promises.timer_checks import timers
 from tests.simulation.plan import Plan
 

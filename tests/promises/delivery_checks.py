@@ -12,15 +12,15 @@ from operator import itemgetter
 from typing import Final
 
 from liveness.lab.common.promises import Breach
-from tests.promises.delivery_history import (
+from tests.promises.run_evidence import RunEvidence
+from tests.promises.run_history import (
     ClusterOutbound,
     Letter,
     Outbound,
     OutletReading,
+    Record,
     Request,
 )
-from tests.promises.run_evidence import RunEvidence
-from tests.promises.run_history import Record
 
 # Of waits, for the moments at which either side looks at its clock.
 MOMENT_S: Final = 0.1

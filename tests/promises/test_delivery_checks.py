@@ -9,9 +9,15 @@ import pytest
 
 from liveness.config.outlet_settings import WebhookSettings
 from tests.promises.checker import broken_promises
-from tests.promises.delivery_history import ClusterOutbound, Letter, Outbound
 from tests.promises.histories import quiet_plan
-from tests.promises.run_history import Delivered, History, Process
+from tests.promises.run_history import (
+    ClusterOutbound,
+    Delivered,
+    History,
+    Letter,
+    Outbound,
+    Process,
+)
 from tests.service.outlets.webhooks.receiver import SECRET_FILE
 from tests.simulation.plan import Fault, Visit
 from tests.simulation.receivers import FIRST_PORT, ReceiverPlan

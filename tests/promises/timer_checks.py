@@ -6,9 +6,9 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from tests.promises.prompt import PROMPT_S
 from tests.promises.run_evidence import LINK_S, RunEvidence
 from tests.promises.run_history import STAMP_S, History, Record
+from tests.promises.session_checks import PROMPT_S
 
 # The shortest wait before a timer is tried again.
 FIRST_RETRY_S: Final = 1.0

@@ -10,8 +10,7 @@ import trio
 
 from liveness.service.outlets.webhooks import batch_store
 from tests.helpers.redis_connection import RedisConnection
-from tests.promises.delivery_history import Letter, OutletReading
-from tests.promises.run_history import History
+from tests.promises.run_history import History, Letter, OutletReading
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
 from tests.simulation.receivers import Receiver

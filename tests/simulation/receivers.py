@@ -13,8 +13,7 @@ from standardwebhooks import Webhook
 
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.core.records import KINDS, SESSION_KINDS
-from tests.promises.delivery_history import Outbound, Request
-from tests.promises.run_history import History
+from tests.promises.run_history import History, Outbound, Request
 from tests.service.outlets.webhooks.receiver import SECRET, SECRET_FILE
 from tests.simulation.scales import by_scale, whole
 from tests.simulation.servers import SERVER_FAILURES, Server

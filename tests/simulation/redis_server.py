@@ -13,8 +13,7 @@ import trio
 from liveness.cluster.format import entry_of, keys_of
 from liveness.config.cluster import REDIS_PORT, ClusterSettings
 from tests.helpers.redis_connection import RedisConnection, first_value
-from tests.promises.delivery_history import ClusterEvent, ClusterOutbound
-from tests.promises.run_history import History
+from tests.promises.run_history import ClusterEvent, ClusterOutbound, History
 from tests.simulation.cluster.world import pairs
 from tests.simulation.servers import SERVER_FAILURES, Server
 from tests.simulation.situations import reached

@@ -24,10 +24,9 @@ from tests.helpers.virtual_functions import virtual_functions
 from tests.promises.run_history import History
 from tests.simulation.cluster.redis import server_of
 from tests.simulation.damped_watch import watch_damped
-from tests.simulation.hindsight import note_run
+from tests.simulation.hindsight import note_outlets, note_run
 from tests.simulation.library_process import simulated_host
 from tests.simulation.machine import Machine
-from tests.simulation.outlet_situations import note_outlets
 from tests.simulation.outlets import OutletWorld
 from tests.simulation.plan import Plan
 from tests.simulation.world import World

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 import trio
 from trio._socket import _SocketType
 
-from tests.promises.delivery_history import ClusterOutbound, Outbound
+from tests.promises.run_history import ClusterOutbound, Outbound
 from tests.simulation.situations import reached
 
 # How each may fail, for a while in which every connection and request meets it.
