@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
@@ -18,8 +16,9 @@ from liveness.cluster.format import (
     session_bytes,
     sessions_of,
 )
-from tests.cluster.hosts import There, publish
+from tests.helpers.cluster_publisher import ClusterPublisher, There
 from tests.helpers.needs import require
+from tests.helpers.processes import ran, succeeded
 from tests.helpers.redis_servers import RedisServer, redis_server
 from tests.helpers.tree import ROOT
 
@@ -87,34 +86,31 @@ def test_the_bytes_of_an_entry(case: dict[str, Any]) -> None:
 def crowd() -> Iterator[RedisServer]:
     """Three users on two hosts, one of them with a name that is hard to print."""
     with redis_server() as redis:
-        publish(redis, "north", There("ada", "chat-1"), There(7, "chat-1", 2))
+        north, south = (
+            ClusterPublisher(redis, name, partitions=16) for name in ("north", "south")
+        )
+        north.publish(There("ada", "chat-1"), There(7, "chat-1", 2))
         phone = There("ada", "chat-9", 3, since=2_000, device="-phone")
-        publish(redis, "south", phone, There('eve\\"é', "chat\n9", 9))
+        south.publish(phone, There('eve\\"é', "chat\n9", 9))
         yield redis
 
 
-def test_the_shell_lines_of_the_page_list_who_is_online(crowd: RedisServer) -> None:
-    program = block("sh", "HSCAN")
-    command = f'redis-cli() {{ command redis-cli -p {crowd.port} "$@"; }}\n{program}'
+def test_the_shell_lines_and_the_python_of_the_page_list_who_is_online(
+    crowd: RedisServer,
+) -> None:
     require("redis-cli", "redis-tools")
-    bash = shutil.which("bash")
-    assert bash
-    done = subprocess.run(
-        [bash, "-c", command], capture_output=True, check=True, text=True
-    )
-    assert done.stderr == ""
-    assert sorted(done.stdout.splitlines()) == sorted(
+    shell, python = block("sh", "HSCAN"), block("python", "hscan_iter")
+    client = f'redis-cli() {{ command redis-cli -p {crowd.port} "$@"; }}\n'
+    assert shown("bash", "-c", client + shell) == sorted(
         ['"ada"', '"7"', '"eve\\\\\\"\\xc3\\xa9"']
     )
-
-
-def test_the_python_of_the_page_lists_who_is_online(crowd: RedisServer) -> None:
-    program = block("python", "hscan_iter")
-    program = program.replace("6379", str(crowd.port))
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True
-    )
-    assert done.stderr == ""
-    assert sorted(done.stdout.replace("chat\n9", "chat/9").splitlines()) == sorted(
+    python = python.replace("6379", str(crowd.port))
+    assert shown(sys.executable, "-c", python) == sorted(
         ["ada south chat-9", "7 north chat-1", 'eve\\"é south chat/9']
     )
+
+
+def shown(*command: str) -> list[str]:
+    """The lines of a program, sorted; a gateway's own line feed is no end of one."""
+    done = succeeded(ran(*command))
+    return sorted(done.replace("chat\n9", "chat/9").splitlines())

@@ -13,25 +13,17 @@ import trio
 
 from liveness.cluster.connection import CallError, Redis, connected
 from liveness.cluster.format import (
-    Place,
-    entry_of,
     field_of,
-    host_of,
     keys_of,
-    place_bytes,
-    session_bytes,
-    sessions_of,
 )
 from liveness.cluster.nodes import KINDS
 from liveness.config.cluster import ClusterSettings
 from liveness.config.secret_file import MAX_BYTES
 from liveness.errors import StartError
 from tests.helpers.needs import needs
-from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.redis_servers import (
     Certificates,
     RedisServer,
-    redis_replica,
     redis_server,
 )
 
@@ -78,51 +70,12 @@ async def eventually(act: Callable[[], Awaitable[Any]]) -> Any:
 # --- calls and reads ------------------------------------------------------------------
 
 
-async def test_a_reader_finds_what_a_host_wrote(redis: RedisServer) -> None:
-    async with redis_of(redis.settings()) as conn:
-        assert (await begin(conn))[:3] == [b"reset", 0, 1]  # the library was nowhere
-        body = place_bytes(Place("ada", "A", "g", 5, 1, "login"))
-        value = session_bytes(1, 5, 1, b"g", b"")
-        args: Args = ["A", 1, 7, 1, 0, 5, 0, 9, "", 1, ADA, value, body]
-        answer = await conn.call("assert", 3, args)
-        version = answer[1]
-
-        assert await conn.read("where", 3, [ADA]) == [[ADA, b"A", b"g", 5, 1, b""]]
-        assert await conn.meta(3, "v", "nothing") == [b"%d" % version, None]
-        everything = await conn.everything(3)
-        assert host_of(everything[b"hA"]).sessions == 1
-        cursor, users, newest = await conn.scan(3, 0, 10)
-        assert (cursor, newest) == (0, await conn.meta(3, "v", "t"))
-        assert [s.session for s in sessions_of(users[ADA])] == [5]
-        entries = await conn.entries(3, 0, 10)
-        assert [r.version for r in entry_of(3, *entries[0]).records] == [version]
-        assert await conn.entries(3, version, 10) == []
-        assert await conn.earlier_entries(3, version, 10) == entries
-        assert await conn.earlier_entries(3, version - 1, 10) == []
-        assert await conn.everything(4) == {}
-        assert conn.error is None
-
-
 async def test_keys_are_in_the_database_that_the_url_names(redis: RedisServer) -> None:
     async with redis_of(ClusterSettings(url=f"{redis.url}/3", prefix="other")) as conn:
         await begin(conn)
     keys = keys_of("other", 3)
     assert redis.info("keyspace", "db3").startswith("keys=1,")
     assert redis("EXISTS", keys.meta) == 0
-
-
-def connections(redis: RedisServer) -> int:
-    """How many connections its port has."""
-    return int(redis("CLIENT", "LIST").count(b" addr=127.0.0.1:"))
-
-
-async def test_calls_at_once_share_one_connection(redis: RedisServer) -> None:
-    async with redis_of(redis.settings()) as conn:
-        async with trio.open_nursery() as nursery:
-            for partition in range(16):
-                nursery.start_soon(begin, conn, partition)
-        assert len(redis("KEYS", "lv:*")) == 16
-        assert connections(redis) == 1
 
 
 async def test_a_cancelled_call_does_not_disturb_the_others(
@@ -138,7 +91,8 @@ async def test_a_cancelled_call_does_not_disturb_the_others(
             assert scope.cancelled_caught
             redis.resume()
         assert await conn.meta(3, "c") == [b"1"]
-        assert connections(redis) == 1
+        connections = redis("CLIENT", "LIST").count(b" addr=127.0.0.1:")
+        assert connections == 1
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -152,12 +106,6 @@ def test_it_ends_while_it_connects_to_a_server_that_stands_still(
 
     redis.pause()
     anyio.run(leave, backend=backend)
-
-
-async def test_after_its_end_calls_fail(redis: RedisServer) -> None:
-    async with redis_of(redis.settings()) as conn:
-        await begin(conn)
-    assert (await failure_of(begin(conn))).kind == "connection"
 
 
 # --- Redis away -----------------------------------------------------------------------
@@ -194,54 +142,7 @@ async def test_a_server_that_stands_still_is_a_timeout(redis: RedisServer) -> No
         assert await eventually(lambda: conn.meta(3, "c")) == [b"1"]
 
 
-async def test_a_name_that_became_another_masters_is_looked_up_again(
-    redis: RedisServer,
-) -> None:
-    with redis_replica(redis) as replica:
-        async with redis_of(redis.settings()) as conn:
-            await begin(conn)
-            replica("REPLICAOF", "NO", "ONE")
-            redis("REPLICAOF", "127.0.0.1", replica.port)
-            # The old connection goes on, though the address is the new master's.
-            redis("CONFIG", "SET", "port", 0)
-            replica("CONFIG", "SET", "port", redis.port)
-            assert (await failure_of(begin(conn))).kind == "readonly"
-            await eventually(lambda: begin(conn))
-        assert replica("EXISTS", keys_of("lv", 3).meta) == 1
-
-
 # --- refusals -------------------------------------------------------------------------
-
-
-async def test_full_memory(redis: RedisServer) -> None:
-    async with redis_of(redis.settings()) as conn:
-        await begin(conn)
-        redis("CONFIG", "SET", "maxmemory", 1)
-        assert (await failure_of(conn.call("apply", 3, []))).kind == "memory"
-        # Those that free memory run.
-        assert (await conn.call("look", 3, ["A", 1, 1, 1]))[0] == b"ok"
-
-
-async def test_a_server_that_is_busy_with_a_script(redis: RedisServer) -> None:
-    redis("CONFIG", "SET", "busy-reply-threshold", 1)
-    async with redis_of(redis.settings()) as conn:
-        await begin(conn)
-
-        def loop() -> None:
-            with pytest.raises(RedisRefusal, match="killed"):
-                redis("EVAL", "while true do end", 0)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.to_thread.run_sync, loop)
-            kinds = set()
-            with trio.fail_after(SOON_S):
-                while "loading" not in kinds:
-                    try:
-                        await conn.meta(3, "c")
-                    except CallError as failure:
-                        kinds.add(failure.kind)
-            redis("SCRIPT", "KILL")
-        assert kinds == {"loading"}
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,6 @@ import pytest
 
 from liveness.cluster.format import (
     Place,
-    StoredSession,
-    ending_bytes,
-    entry_of,
     field_of,
     host_of,
     keys_of,
@@ -26,6 +23,7 @@ from tests.helpers.virtual_functions import virtual_functions
 START_S: Final = 1_700_000_000
 LEASE_S: Final = 30
 KEEP_S: Final = 3_600
+NONCE: Final = 7
 KEYS: Final = keys_of("lv", 0)
 ADA: Final = field_of("ada")
 
@@ -47,13 +45,10 @@ class Partition:
     def meta(self, name: str) -> Any:
         return self.redis("HGET", KEYS.meta, name)
 
-    def sessions_of_ada(self) -> list[StoredSession]:
-        """Her sessions, the newest first."""
-        return [*sessions_of(self.redis("HGET", KEYS.users, ADA) or b"")]
-
     def hosts_of_ada(self) -> list[int]:
         """Incarnations, which are the numbers of the hosts: the newest session first."""
-        return [session.incarnation for session in self.sessions_of_ada()]
+        stored = self.redis("HGET", KEYS.users, ADA) or b""
+        return [session.incarnation for session in sessions_of(stored)]
 
     def look(self) -> list[Any]:
         """A host looks for others; ten times in a lease."""
@@ -73,16 +68,15 @@ class Partition:
 class Host:
     """A host of the partition, with a clock of its own, which goes right."""
 
-    def __init__(self, partition: Partition, name: str, *, nonce: int = 7) -> None:
-        self.partition, self.name, self.nonce = partition, name, nonce
+    def __init__(self, partition: Partition, name: str) -> None:
+        self.partition, self.name = partition, name
         self.epoch = self.incarnation = self.last = 0
-        self.delay_s = 0.0  # how long its calls are under way
         self.is_clock_compared = False
         self.ahead_s = 0.0  # its error about Redis' clock
 
     def begin(self, *, keep: int = 0, take: int = 1, log: str = "log") -> Any:
         self.epoch += 1
-        args: list[str | int | bytes] = [self.name, self.epoch, self.nonce, log]
+        args: list[str | int | bytes] = [self.name, self.epoch, NONCE, log]
         args += [1_000, "1 1 -", 1_000_000 * LEASE_S, keep, take]
         args.append(next(self.partition.tokens))
         answer = self.partition.call("begin", args)
@@ -107,48 +101,27 @@ class Host:
             word = self._change("apply", (user, session, age_s))
         return word
 
-    def change(self, *sessions: tuple[bytes, int, float | None, bytes]) -> str:
-        """Several in one call, with their devices."""
-        return self._change("apply", *sessions)
-
-    def logout(self, session: int) -> str:
-        return self._change("apply", (ADA, session, None))
-
     def beat(self) -> str:
         return self._change("beat")
 
     def words_of_beat(self, seen_us: int) -> Sequence[str | int | bytes]:
         """It takes the clock of the partition to have been at *seen_us*."""
-        who = (self.name, self.epoch, self.nonce, self.incarnation)
+        who = (self.name, self.epoch, NONCE, self.incarnation)
         return [*who, self.last, self.last, seen_us, next(self.partition.tokens), "", 0]
 
-    def _change(
-        self,
-        function: str,
-        *sessions: tuple[bytes, int, float | None]
-        | tuple[bytes, int, float | None, bytes],
-    ) -> str:
+    def _change(self, function: str, *sessions: tuple[bytes, int, float]) -> str:
         part = self.partition
         clock = round((part.now + self.ahead_s) * 1000)
         sent_clock: str | int = "" if self.is_clock_compared else clock
         self.is_clock_compared = False
-        part.now += self.delay_s
         values, bodies = list[bytes](), list[bytes]()
-        for user, session, age_s, *devices in sessions:
-            device = b"".join(devices)
-            since = 0 if age_s is None else clock - round(1000 * age_s)
-            values.append(
-                ending_bytes(session)
-                if age_s is None
-                else session_bytes(self.incarnation, session, since, b"g", device)
-            )
-            name = user.decode()
-            place = Place(
-                *(name, self.name, "g", session, since, "login", device.decode())
-            )
+        for user, session, age_s in sessions:
+            since = clock - round(1000 * age_s)
+            values.append(session_bytes(self.incarnation, session, since, b"g", b""))
+            place = Place(user.decode(), self.name, "g", session, since, "login")
             bodies.append(place_bytes(place))
         last = self.last + 1
-        args: list[str | int | bytes] = [self.name, self.epoch, self.nonce]
+        args: list[str | int | bytes] = [self.name, self.epoch, NONCE]
         args += [self.incarnation, self.last, last, 0, next(part.tokens)]
         args.append(sent_clock)
         args += [len(sessions), *(user for user, *_ in sessions), *values, *bodies]
@@ -213,35 +186,6 @@ def test_a_host_that_knows_the_clock_of_redis_badly_has_the_newest_session_too(
         assert partition.hosts_of_ada() == [2, 1]
 
 
-def test_a_session_is_not_the_newest_as_its_call_was_under_way_for_long(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    slow, other = hosts
-    partition.now += 60
-    other.login(1)
-    slow.delay_s = 1.9
-    assert slow.login(2, age_s=1.7) == "ok"
-    assert partition.hosts_of_ada() == [2, 1]
-
-
-def test_one_call_changes_many_devices_of_a_user(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    host, other = hosts
-    other.login(1_000)
-    devices = [(ADA, n, 0.0, b"/%d" % n) for n in range(500)]
-    assert host.change(*devices) == "ok"
-    ended = [(ADA, n, None, b"") for n in range(1, 500)]
-    assert host.change(*ended, (ADA, 501, 0.0, b"/0")) == "ok"
-    assert partition.hosts_of_ada() == [1, 2]
-    newest, _ = partition.sessions_of_ada()
-    assert (newest.session, newest.device) == (501, "/0")
-    assert other.logout(1_000) == "ok"
-    both = [(ADA, n, None, b"") for n in (0, 501)]
-    assert host.change((ADA, 504, 0.0, b"/1"), (ADA, 504, None, b""), *both) == "ok"
-    assert partition.hosts_of_ada() == []
-
-
 def test_a_list_by_a_clock_that_is_behind_is_asked_for_again(
     partition: Partition, hosts: tuple[Host, Host]
 ) -> None:
@@ -255,37 +199,6 @@ def test_a_list_by_a_clock_that_is_behind_is_asked_for_again(
     assert partition.hosts_of_ada() == [second.incarnation, first.incarnation]
 
 
-def test_hash_and_records_have_sessions_in_the_order_in_which_they_began(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    first, second = hosts
-    first.ahead_s = 0.5
-    first.login(1)
-    partition.now += 0.1
-    second.login(2)
-    newest, other = partition.sessions_of_ada()
-    assert (newest.incarnation, newest.since) == (2, other.since + 1)
-    *_, (name, flat) = partition.redis("XRANGE", KEYS.stream, "-", "+")
-    (record,) = entry_of(0, name, dict(zip(flat[::2], flat[1::2], strict=True))).records
-    assert (record.place.host, record.place.since) == ("b", newest.since)
-
-
-def test_a_session_that_is_listed_anew_keeps_its_place(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    first, second = hosts
-    first.ahead_s = 0.5
-    first.login(1)
-    second.login(2)
-    before = partition.sessions_of_ada()
-    for host, session in ((first, 1), (second, 2)):
-        host.begin()
-        host.list((ADA, session, 0.0))
-    after = partition.sessions_of_ada()
-    assert [it[1:] for it in after] == [it[1:] for it in before]
-    assert partition.hosts_of_ada() == [second.incarnation, first.incarnation]
-
-
 # --- what is kept of the stream -----------------------------------------------------------
 
 
@@ -295,14 +208,6 @@ def look_for(partition: Partition, seconds: float) -> None:
     while partition.now < until:
         partition.now += LEASE_S / 10
         partition.look()
-
-
-def test_a_partition_of_unknown_last_look_is_looked_at(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    partition.redis("HDEL", KEYS.meta, "l")  # by another program
-    assert hosts[0].beat() == "ok"
-    assert partition.look()[0] == b"ok"
 
 
 def test_the_last_look_is_not_ahead_though_the_clock_of_redis_was_set_back(
@@ -372,38 +277,6 @@ def test_a_clock_that_jumps_trims_nothing_that_is_new(
 # --- damage -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("DEL", KEYS.users),
-        ("HDEL", KEYS.users, ADA),
-        ("HSET", KEYS.users, "eve", "cake"),
-        ("DEL", KEYS.meta),
-        ("HDEL", KEYS.meta, "v", "conf"),
-        ("HDEL", KEYS.meta, "hb"),
-    ],
-    ids=["users", "user", "stranger", "meta", "version", "host"],
-)
-def test_users_that_another_program_changed_are_listed_anew_by_all_hosts(
-    partition: Partition, hosts: tuple[Host, Host], command: tuple[str, ...]
-) -> None:
-    first, second = hosts
-    first.login(1)
-    second.login(2, user=field_of("bob"))
-    partition.redis(*command)
-    assert {host.beat() for host in hosts} & {"damaged", "unknown"}
-    for _ in range(3):
-        for host, user, session in ((first, ADA, 1), (second, field_of("bob"), 2)):
-            if host.beat() != "ok":
-                assert host.begin() == "reset"
-                assert host.list((user, session, 1.0)) == "ok"
-    assert [host.beat() for host in hosts] == ["ok", "ok"]
-    users = partition.redis("HKEYS", KEYS.users)
-    assert sorted(users) == [ADA, field_of("bob")]
-    sessions = [host_of(partition.meta(f"h{name}")).sessions for name in "ab"]
-    assert sessions == [1, 1]
-
-
 @pytest.mark.parametrize("value", ["", "cake"])
 @pytest.mark.parametrize("met_by", ["apply", "reap"])
 def test_a_value_without_sessions_is_damage_to_a_call_that_meets_it(
@@ -450,31 +323,6 @@ def test_what_an_earlier_release_writes_is_no_damage(
 # --- begin ----------------------------------------------------------------------------------
 
 
-def test_a_process_is_replaced_by_an_earlier_one_only_if_its_beat_stands_still(
-    partition: Partition,
-) -> None:
-    earlier, later = (Host(partition, "a", nonce=nonce) for nonce in (7, 8))
-    later.follow()
-    seen = host_of(partition.meta("ha")).beat
-    partition.step_s = 3_600.0  # which looks as if it had been silent for long
-    assert earlier.begin(take=0) == "replaced"
-    later.beat()
-    assert earlier.begin(take=seen) == "replaced"
-    seen = host_of(partition.meta("ha")).beat
-    earlier.epoch = later.epoch
-    assert earlier.begin(take=seen) == "reset"
-
-
-def test_a_host_that_begins_again_and_again_leaves_nothing_behind(
-    partition: Partition,
-) -> None:
-    host = Host(partition, "a")
-    for _ in range(5):
-        host.begin()
-    names = partition.redis("HKEYS", KEYS.meta)
-    assert [name for name in names if name[:1] == b"i"] == [b"i1"]
-
-
 def test_what_a_host_has_to_reap_as_it_begins_is_found_at_once(
     partition: Partition, hosts: tuple[Host, Host]
 ) -> None:
@@ -490,13 +338,3 @@ def test_what_a_host_has_to_reap_as_it_begins_is_found_at_once(
     # Its process was restarted meanwhile.
     assert host.begin(keep=1, log="new") == "keep"
     assert partition.look()[:2] == [b"ok", 2]
-
-
-def test_each_look_tells_the_lease_of_the_host_that_began_last(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    looks = [partition.look() for _ in range(2)]
-    assert [(word, lease) for word, *_, lease in looks] == [
-        (b"ok", 1_000_000 * LEASE_S),
-        (b"later", 1_000_000 * LEASE_S),
-    ]

@@ -1,15 +1,15 @@
 """Bounds on the data of a server that is broken, or not a Redis."""
 
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
 
 from liveness.cluster import transport
 from liveness.cluster.connection import CallError, Redis, connected
-from liveness.cluster.transport import PIECE_BYTES, RedisConnection
 from liveness.config.cluster import ClusterSettings
 
 HELLO: Final = b"%3\r\n+version\r\n+7.0.0\r\n+proto\r\n:3\r\n+id\r\n:1\r\n"
@@ -19,26 +19,6 @@ MOST_BYTES: Final = 200_000
 PATIENT_S: Final = 10.0
 UNASKED: Final = "over 1,000 messages that answer nothing"
 TOO_LONG: Final = "an answer has over 200,000 bytes"
-
-
-class Pieces(trio.abc.Instrument):
-    """Counts what is parsed, in all and in a pass of the event loop."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bytes = self.most_in_a_pass = self._now = 0
-        parse = RedisConnection._data_received
-
-        def counted(connection: RedisConnection, data: bytes) -> None:
-            self.bytes += len(data)
-            self._now += len(data)
-            self.most_in_a_pass = max(self.most_in_a_pass, self._now)
-            parse(connection, data)
-
-        monkeypatch.setattr(RedisConnection, "_data_received", counted)
-        trio.lowlevel.add_instrument(self)
-
-    def before_io_wait(self, timeout: float) -> None:
-        self._now = 0
 
 
 async def serve(
@@ -60,6 +40,20 @@ async def ask(redis: Redis) -> None:
         await redis.meta(0, "v")
 
 
+@asynccontextmanager
+async def redis_of(
+    handler: Callable[[trio.SocketStream], Awaitable[None]], **options: Any
+) -> AsyncIterator[Redis]:
+    """A connection to a server that is no Redis."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    url = "redis://127.0.0.1:{1}".format(*listener.socket.getsockname())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, handler, [listener])
+        async with connected(ClusterSettings(url=url), **options) as redis:
+            yield redis
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(
     ("hello", "begin", "again", "why"),
     [
@@ -77,25 +71,16 @@ async def ask(redis: Redis) -> None:
         *("array", "nested", "bulk", "line"),
     ],
 )
-async def test_what_comes_without_end_is_parsed_in_pieces_and_ends_the_connection(
+async def test_what_comes_without_end_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch, hello: bytes, begin: bytes, again: bytes, why: str
 ) -> None:
     monkeypatch.setattr(transport, "MOST_ANSWER_BYTES", MOST_BYTES)
-    pieces = Pieces(monkeypatch)
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listener.socket.getsockname()[1]
-    async with trio.open_nursery() as nursery:
-        serving = partial(serve, hello, begin, again)
-        nursery.start_soon(trio.serve_listeners, serving, [listener])
-        settings = ClusterSettings(url=f"redis://127.0.0.1:{port}")
-        async with connected(settings, timeout_s=PATIENT_S) as redis:
-            with pytest.raises(CallError, match=why) as caught:
-                await ask(redis)
-        assert caught.value.kind == "connection"
-        assert str(caught.value).startswith(f"Redis at 127.0.0.1:{port}: ")
-        nursery.cancel_scope.cancel()
-    assert pieces.bytes <= MOST_BYTES + 2 * PIECE_BYTES
-    assert pieces.most_in_a_pass <= PIECE_BYTES
+    serving = partial(serve, hello, begin, again)
+    async with redis_of(serving, timeout_s=PATIENT_S) as redis:
+        with pytest.raises(CallError, match=why) as caught:
+            await ask(redis)
+    assert caught.value.kind == "connection"
+    assert str(caught.value).startswith("Redis at 127.0.0.1:")
 
 
 async def test_a_connection_whose_policy_is_not_answered_is_closed() -> None:
@@ -109,14 +94,8 @@ async def test_a_connection_whose_policy_is_not_answered_is_closed() -> None:
                 pass
         closed.set()
 
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listener.socket.getsockname()[1]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, greet, [listener])
-        settings = ClusterSettings(url=f"redis://127.0.0.1:{port}")
-        async with connected(settings, timeout_s=0.2, must_keep=True) as redis:
-            with pytest.raises(CallError, match=r"no answer within 0\.2 s"):
-                await redis.meta(0, "v")
-            with trio.fail_after(PATIENT_S):
-                await closed.wait()
-        nursery.cancel_scope.cancel()
+    async with redis_of(greet, timeout_s=0.2, must_keep=True) as redis:
+        with pytest.raises(CallError, match=r"no answer within 0\.2 s"):
+            await redis.meta(0, "v")
+        with trio.fail_after(PATIENT_S):
+            await closed.wait()

@@ -105,21 +105,6 @@ async def test_a_batch_is_finished_as_a_whole(
         assert await read(watch, 1) == ["+kim"]
 
 
-async def test_other_kinds_move_the_position_too(
-    host: ClusterPublisher, watching: Watching
-) -> None:
-    async with watching(kinds=["offline"], position=OLDEST) as watch:
-        host.online("ada")
-        host.offline("ada")
-        host.online("ada")
-        assert await read(watch, 1) == ["-ada"]
-        watch.take()
-        position = watch.position
-    async with watching(position=position) as watch:
-        host.online("bob")
-        assert await read(watch, 1) == ["+bob"]
-
-
 async def test_nothing_is_left_out_if_the_first_host_begins_later(
     redis: RedisServer, watching: Watching
 ) -> None:
@@ -264,12 +249,12 @@ async def test_the_library_watches_a_cluster_by_its_url(
 def test_a_program_with_threads_watches_a_cluster(
     redis: RedisServer, host: ClusterPublisher
 ) -> None:
-    host.online("ada")
+    host.online("ada", "bob")
     with liveness.watch_sync(cluster=redis.settings(), position=OLDEST) as watch:
         watch.connected()
-        assert shown(next(watch)) == "+ada"
-        host.online("bob", "eve")
-        assert [shown(event) for event in next(watch.batches())] == ["+bob", "+eve"]
+        assert [shown(next(watch)) for _ in range(2)] == ["+ada", "+bob"]
+        host.online("eve", "lea")
+        assert [shown(event) for event in next(watch.batches())] == ["+eve", "+lea"]
         assert watch.online(["ada", "kim"]) == {"ada"}
         assert [place.host for place in watch.where("bob")] == ["a"]
         assert [row.host for row in watch.hosts()] == ["a"]

@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 from liveness.cluster.connection import functions
 from liveness.cluster.format import (
@@ -21,6 +22,16 @@ from tests.helpers.redis_servers import RedisServer
 
 PARTITIONS: Final = 2
 LEASE_S: Final = 30.0
+
+
+class There(NamedTuple):
+    """A session on that host."""
+
+    user: Uid
+    gateway: str = "gw"
+    session: int = 1
+    since: int = 1_000
+    device: str = ""
 
 
 class ClusterPublisher:
@@ -42,13 +53,16 @@ class ClusterPublisher:
         self._epochs = defaultdict[int, int](int)
         self._last = defaultdict[int, int](int)  # by partition
         self._incarnations: dict[int, int] = {}
-        self._sessions: dict[Uid, int] = {}
-        self._token = 0
+        self._sessions: dict[Uid, There] = {}
+        self._numbers = count(1)  # of sessions
+        self._tokens = count(1)
         source = functions()[0]
         server("FUNCTION", "LOAD", "REPLACE", source)
         for partition in range(partitions):
             self.begin(partition)
-            self._list(partition)
+            who = self._who(partition)
+            answer = self._call("assert", partition, [*who, 0, 0, 0, 1, "", 0])
+            assert answer[0] == b"ok", answer
 
     def begin(self, partition: int) -> None:
         """Start over: its sessions have to be listed."""
@@ -56,15 +70,12 @@ class ClusterPublisher:
         self._epochs[partition] += 1
         who = [self._name, self._epochs[partition], 1]
         answer = self._call(
-            "begin", partition, [*who, "log", 0, conf, lease_us, 0, 1, self._next_token]
+            "begin",
+            partition,
+            [*who, "log", 0, conf, lease_us, 0, 1, next(self._tokens)],
         )
         assert answer[0] == b"reset", answer
         self._incarnations[partition] = answer[2]
-
-    def _list(self, partition: int) -> None:
-        who = self._who(partition)
-        answer = self._call("assert", partition, [*who, 0, 0, 0, 1, "", 0])
-        assert answer[0] == b"ok", answer
 
     def _who(self, partition: int) -> list[Any]:
         return [self._name, self._epochs[partition], 1, self._incarnations[partition]]
@@ -75,42 +86,37 @@ class ClusterPublisher:
             conf = f"{configuration_of(self._count, '')} 1"
             self._server("HSET", keys_of("lv", partition).meta, "conf", conf)
 
-    @property
-    def _next_token(self) -> int:
-        self._token += 1
-        return self._token
-
     def online(self, *users: Uid) -> None:
-        self._change(users, is_end=False)
+        new = {user: There(user, session=next(self._numbers)) for user in users}
+        self._sessions |= new
+        self.publish(*new.values())
 
     def offline(self, *users: Uid) -> None:
-        self._change(users, is_end=True)
+        self.publish(*map(self._sessions.pop, users), is_end=True)
 
-    def _change(self, users: Sequence[Uid], *, is_end: bool) -> None:
-        by_partition = defaultdict[int, list[Uid]](list)
-        for user in users:
-            by_partition[partition_of(field_of(user), self._count)].append(user)
+    def publish(self, *sessions: There, is_end: bool = False) -> None:
+        """Have these sessions begin, or end."""
+        by_partition = defaultdict[int, list[There]](list)
+        for session in sessions:
+            partition = partition_of(field_of(session.user), self._count)
+            by_partition[partition].append(session)
         for partition, some in by_partition.items():
             self._apply(partition, some, is_end=is_end)
 
-    def _apply(self, partition: int, users: list[Uid], *, is_end: bool) -> None:
-        inc, values, bodies = self._incarnations[partition], [], []
-        for user in users:
-            self._seq += 1
-            name, gateway = field_of(user).decode(), gateway_of("gw", user)
-            if is_end:
-                session = self._sessions.pop(user)
-                values.append(ending_bytes(session))
-                place = Place(name, self._name, gateway, session, 0, "logout")
-            else:
-                session = self._sessions[user] = self._seq
-                values.append(session_bytes(inc, session, 1_000, gateway.encode(), b""))
-                place = Place(name, self._name, gateway, session, 1_000, "login")
-            bodies.append(place_bytes(place))
+    def _apply(self, partition: int, sessions: list[There], *, is_end: bool) -> None:
+        inc, reason = self._incarnations[partition], "logout" if is_end else "login"
+        fields, values, bodies = list[bytes](), list[bytes](), list[bytes]()
+        for user, gateway, session, since, device in sessions:
+            field, of_user = field_of(user), gateway_of(gateway, user)
+            fields.append(field)
+            its = (session, since, of_user.encode(), device.encode())
+            values.append(ending_bytes(session) if is_end else session_bytes(inc, *its))
+            where = (self._name, of_user, session, since, reason, device)
+            bodies.append(place_bytes(Place(field.decode(), *where)))
+        self._seq += 1
         last, self._last[partition] = self._last[partition], self._seq
-        head = [*self._who(partition), last, self._seq, 0, self._next_token, ""]
-        fields = [field_of(user) for user in users]
-        args = [*head, len(users), *fields, *values, *bodies]
+        head = [*self._who(partition), last, self._seq, 0, next(self._tokens), ""]
+        args = [*head, len(fields), *fields, *values, *bodies]
         answer = self._call("apply", partition, args)
         assert answer[0] == b"ok", answer
 

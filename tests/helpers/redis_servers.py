@@ -196,17 +196,6 @@ def redis_server(
 
 
 @contextmanager
-def redis_replica(master: RedisServer) -> Iterator[RedisServer]:
-    with redis_server(
-        *("--replicaof", f"{LOOPBACK} {master.port}"),
-        *("--repl-diskless-sync-delay", "0"),
-    ) as replica:
-        master("CONFIG", "SET", "repl-diskless-sync-delay", 0)
-        wait_until(lambda: replica.info("replication", "master_link_status") == "up")
-        yield replica
-
-
-@contextmanager
 def redis_cluster_of_six(
     *options: str, tls: Certificates | None = None
 ) -> Iterator[RedisCluster]:
