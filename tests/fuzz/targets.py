@@ -1,9 +1,9 @@
 """The fuzzed functions: any bytes in, and an exception out if these find a fault.
 
-Four targets, each the core alone, as it is and as it is compiled:
+Three targets, each the core alone, as it is and as it is compiled:
 
-- `wire`: a stream, cut into pieces, read by both readers;
-- `link`: the same, to the requests and refusals that a link makes of it;
+- `link`: a stream, cut into pieces, read by both readers, to the requests and refusals that
+  a link makes of it;
 - `server`: links, time and a disk, at the whole server (`tests.fuzz.server_target`);
 - `presence`: two gateways over time, their links, the users that they tell of and the
   restarts between, on both wheels, each held to the rules of `tests.core.sessions.sessions_rig`.
@@ -13,13 +13,13 @@ How the bytes are read is part of the corpus: a change of it makes another corpu
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, product
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from liveness.core.limits import Limits
 from liveness.core.links.conversation import Conversation
 from liveness.core.records import GATEWAY, Uid
 from liveness.core.wheel.wheel import Wheel
-from liveness.core.wire.framing import MAX_DEPTH, Frame, Reader, encode, most_values
+from liveness.core.wire.framing import Reader, encode
 from liveness.core.wire.link_requests import (
     ActivityBatch,
     Hello,
@@ -30,7 +30,7 @@ from liveness.core.wire.link_requests import (
     Where,
 )
 from liveness.core.wire.uids import MIN_TIMEOUT_S, bad_uid_text
-from liveness.errors import NOT_FATAL, Code, WireError
+from liveness.errors import NOT_FATAL, Code
 from tests.core.conftest import READERS, WHEELS
 from tests.core.link_trace import told
 from tests.core.scene import Shown
@@ -87,65 +87,6 @@ def stream(data: bytes) -> tuple[Limits, list[Way]]:
     return limits, [whole] if len(cut) == 1 else [whole, cut]
 
 
-# --- wire ------------------------------------------------------------------------------
-
-
-def wire(data: bytes) -> None:
-    """Every reader gets the same frames and error, in pieces of any size."""
-    limits, ways = stream(data)
-    frames, code, unfinished = read(Reader, ways[0], limits)
-    for frame in frames:
-        is_sound(frame, 1)
-        assert values_in(frame) <= most_values(limits.max_batch)
-    expected = repr((frames, code, unfinished))  # as text: NaN is not equal to itself
-    for reader_class, way in others(ways):
-        assert repr(read(reader_class, way, limits)) == expected
-
-
-def others(ways: list[Way]) -> Iterator[tuple[type[Reader], Way]]:
-    """Every reader with every way, but for the reference with the first one."""
-    return islice(product([it.Reader for it in READERS], ways), 1, None)
-
-
-def read(
-    reader_class: type[Reader], way: Way, limits: Limits
-) -> tuple[list[Frame], Code | None, int]:
-    """The frames of a stream, the code of its end if any, and the bytes held."""
-    most = limits.max_frame_bytes
-    reader = reader_class(max_frame_bytes=most, max_batch=limits.max_batch)
-    taken: list[Frame] = []
-    try:
-        for piece in way:
-            for frame in reader.feed(piece):
-                taken.append(frame)  # noqa: PERF402  (those before an error count)
-            assert reader.unfinished_bytes <= most
-    except WireError as error:
-        return taken, error.code, 0
-    assert reader.n == len(taken)
-    return taken, None, reader.unfinished_bytes
-
-
-def is_sound(value: Any, depth: int) -> None:
-    """Holds a value to what a reader vouches for."""
-    inner = value
-    if type(value) is dict:
-        assert all(type(key) is str for key in value)
-        inner = value.values()
-    elif type(value) is not tuple:
-        assert type(value) in (str, int, float, bool, bytes, type(None))
-        return
-    assert depth <= MAX_DEPTH
-    for one in inner:
-        is_sound(one, depth + 1)
-
-
-def values_in(value: Any) -> int:
-    """How many values it holds, all arrays and maps together."""
-    if type(value) is dict:
-        return 2 * len(value) + sum(map(values_in, value.values()))
-    return len(value) + sum(map(values_in, value)) if type(value) is tuple else 0
-
-
 # --- link ------------------------------------------------------------------------------
 
 
@@ -160,6 +101,11 @@ def link(data: bytes) -> None:
             assert request.fatal or request.code in NOT_FATAL
             assert request.message.isprintable()
             assert len(encode(request.as_frame())) <= MOST_REFUSAL_BYTES
+
+
+def others(ways: list[Way]) -> Iterator[tuple[type[Reader], Way]]:
+    """Every reader with every way, but for the reference with the first one."""
+    return islice(product([it.Reader for it in READERS], ways), 1, None)
 
 
 # --- presence --------------------------------------------------------------------------
@@ -328,7 +274,6 @@ def settled(records: list[Shown]) -> list[str]:
 
 
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
-    "wire": wire,
     "link": link,
     "presence": presence,
     "server": server,

@@ -1,10 +1,14 @@
 """Every input that the fuzzer kept goes through the targets again, without the fuzzer."""
 
+from pathlib import Path
+from typing import Final
+
 import pytest
 
-from tests.fuzz.runner import CORPUS
 from tests.fuzz.targets import TARGETS
 from tests.helpers.tree import ROOT, needs_a_clone
+
+CORPUS: Final = Path(__file__).parent / "corpus"
 
 
 @needs_a_clone
