@@ -9,7 +9,6 @@ from liveness.client.dialer import LinkLost, check_frame
 from liveness.client.inbox import Arrival, End
 from liveness.client.protocol import PING_S, Client, welcome_of
 from liveness.client.tasks import MAX_AT_ONCE, Timer
-from liveness.client.timer_requests import MAX_REQUESTS_PER_WRITE
 from liveness.core.records import HostTime, Uid
 from liveness.core.sessions.clearance import LEAST_LATE_S
 from liveness.core.wire.frames import parse_hello
@@ -150,10 +149,6 @@ class Loop:
         return self._current
 
 
-def ended(client: Client) -> Loop:
-    return Loop(client)
-
-
 def ends(view: Loop) -> list[tuple[Any, int | None, str]]:
     """Hand over all ends that are there."""
     found = []
@@ -208,15 +203,9 @@ def test_hellos_say_fresh_until_the_first_welcome_and_never_again(
     assert "fresh" not in relink(client, log="two")
 
 
-def test_a_gateway_that_adopts_connections_is_not_fresh() -> None:
-    client = client_of()
-    client.adopt_older()
-    assert hello(client)["fresh"] is False
-
-
 def test_a_later_hello_names_the_log_and_the_last_finished_record() -> None:
     client = linked(("ada", 1), ("bob", 2))
-    view = ended(client)
+    view = Loop(client)
     assert {"after", "log"}.isdisjoint(relink(client))
     notify(client, offline(5, "ada", 1), offline(6, "bob", 2))
     view.next()
@@ -224,17 +213,6 @@ def test_a_later_hello_names_the_log_and_the_last_finished_record() -> None:
     assert (options["after"], options["log"]) == (4, "one")
     view.next()
     assert relink(client)["after"] == 5
-
-
-def test_the_hello_after_a_new_log_begins_anew() -> None:
-    client = linked()
-    ended(client)
-    notify(client, offline(9, "ada", 1))
-    assert relink(client, log="two")["log"] == "one"
-    assert "after" not in relink(client, log="two")
-    notify(client, offline(2, "ada", 1))
-    options = relink(client, log="two")
-    assert (options["after"], options["log"]) == (2, "two")
 
 
 BAD_OPTIONS: Final[tuple[dict[str, object], ...]] = (
@@ -265,27 +243,12 @@ def test_one_ping_is_under_way_at_a_time_and_none_without_need() -> None:
     assert written(client) == []
 
 
-def test_want_pong_sends_a_ping_at_once_with_the_collected_keepalives() -> None:
-    client = linked(("ada", 1))
-    client.reports.activity(client.reports.keepalives, "ada", 1)
-    number = client.request_ping()
-    assert client.is_urgent
-    assert names(written(client, is_due=False)) == ["keepalive", "ping"]
-    assert not client.is_urgent
-    number = client.request_ping()
-    take(client, ("pong", client.pings))
-    assert client.pongs < number, "that answers an earlier ping"
-    assert names(written(client, is_due=False)) == ["ping"]
-    take(client, ("pong", client.pings))
-    assert client.pongs >= number
-
-
 @pytest.mark.parametrize("wrote", [1, 2, 3])
 def test_a_pong_does_not_cover_reports_made_while_its_frames_were_written(
     wrote: int,
 ) -> None:
     client = linked(("ada", 1))
-    view = ended(client)
+    view = Loop(client)
     notify(client, offline(1, "bob", 9))
     login(client, "eve", 2)
     client.reports.activity(client.reports.keepalives, "ada", 1)
@@ -308,7 +271,7 @@ def test_a_pong_does_not_cover_reports_made_while_its_frames_were_written(
 
 def test_an_offline_record_ends_the_open_connection_and_comes_with_the_end() -> None:
     client = linked(("ada", 1))
-    view = ended(client)
+    view = Loop(client)
     record = offline(1, "ada", 1)
     notify(client, record)
     arrival = view.next()
@@ -317,22 +280,12 @@ def test_an_offline_record_ends_the_open_connection_and_comes_with_the_end() -> 
     assert client.reports.uids == {}
 
 
-def test_a_connection_that_has_ended_is_logged_out_and_its_signs_are_forgotten() -> (
-    None
-):
-    client = linked(("ada", 1))
-    client.reports.activity(client.reports.messages, "ada", 1)
-    notify(client, offline(1, "ada", 1))
-    assert client.is_urgent
-    assert written(client) == [("logout", ("ada",), {"conn": (1,)}), ("ping", 2)]
-
-
 @pytest.mark.parametrize(("login", "record"), [(7, "7"), ("7", 7)])
 def test_a_record_ends_a_connection_by_either_name_of_its_user(
     login: Uid, record: Uid
 ) -> None:
     client = linked((login, 1))
-    view = ended(client)
+    view = Loop(client)
     notify(client, offline(1, record, 1))
     assert repr(ends(view)) == repr([(login, 1, "silence")])
     client.logout(record, 1)  # as its gateway may call the user
@@ -357,7 +310,7 @@ NOT_OURS: Final = {
 @pytest.mark.parametrize("record", NOT_OURS.values(), ids=NOT_OURS.keys())
 def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> None:
     client = linked(("ada", 1), ("77", 3))
-    view = ended(client)
+    view = Loop(client)
     notify(client, record)
     assert ends(view) == []
     assert client.reports.uids == {1: "ada", 3: "77"}
@@ -365,7 +318,7 @@ def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> No
 
 def test_a_user_who_is_back_without_conn_is_not_closed_by_the_earlier_end() -> None:
     client = linked(("ada", None))
-    view = ended(client)
+    view = Loop(client)
     notify(client, offline(1, "ada", 1_000))
     login(client, "ada", None)
     assert ends(view) == []
@@ -387,7 +340,7 @@ def test_a_login_behind_the_end_of_its_connection_is_ignored() -> None:
 
 def test_a_record_is_acknowledged_once_its_end_is_handled() -> None:
     client = linked(("ada", 1), ("bob", 2))
-    view = ended(client)
+    view = Loop(client)
     notify(client, offline(3, "ada", 1), offline(4, "bob", 2))
     settle(client)
     view.next()
@@ -406,7 +359,6 @@ def test_a_record_is_acknowledged_once_its_end_is_handled() -> None:
 
 def test_an_ack_is_sent_again_on_the_next_link() -> None:
     client = linked()
-    ended(client)
     notify(client, offline(3, "ada", 1))
     written(client)
     relink(client)
@@ -415,7 +367,6 @@ def test_an_ack_is_sent_again_on_the_next_link() -> None:
 
 def test_a_log_that_ends_before_a_record_already_sent_counts_as_new() -> None:
     client = linked(("ada", 1))
-    ended(client)
     notify(client, offline(9, "zoe", 7))
     relink(client, next=10)
     assert names(written(client)) == ["ack"]
@@ -436,7 +387,7 @@ def test_after_it_was_shut_out_a_gateway_declares_its_connections_and_keeps_them
     None
 ):
     client = linked(("ada", 1), ("eve", 2), ("bob", 3))
-    view = ended(client)
+    view = Loop(client)
     client.shut_out()
     relink(client, next=20)
     assert names(written(client)) == ["login", "ping"]
@@ -457,7 +408,6 @@ def test_after_it_was_shut_out_a_gateway_declares_its_connections_and_keeps_them
 
 def test_a_gap_has_every_open_connection_declared_once() -> None:
     client = linked(("ada", 1))
-    ended(client)
     notify(client, gap(1, 50))
     assert names(written(client)) == ["login", "ack", "ping"]
     notify(client, gap(1, 50))
@@ -588,17 +538,6 @@ def test_timers_that_no_pong_has_covered_are_sent_on_the_next_link() -> None:
     settle(client)
     relink(client, **WITH_TIMERS)
     assert names(written(client)) == []
-
-
-def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:
-    client = with_timers()
-    for n in range(MAX_REQUESTS_PER_WRITE + 1):
-        after(client, str(n))
-    client.request_ping()
-    assert set(names(written(client))) == {"after"}
-    assert client.reports.has_backlog
-    assert names(written(client)) == ["after", "ping"]
-    assert not client.reports.has_backlog
 
 
 def test_a_timer_is_ours_once_and_only_if_our_gateway_asked_for_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.client.reports import AGE_STEP_S, MAX_CHANGES_PER_WRITE, Reports
+from liveness.client.reports import MAX_CHANGES_PER_WRITE, Reports
 from liveness.client.sidecar import client_of
 from liveness.core.records import Uid
 from liveness.core.wire.framing import decode
@@ -177,22 +177,6 @@ def test_the_conns_of_a_process_are_above_earlier_ones_and_exact_in_doubles() ->
     assert conn + 2**20 < 2**53
     first_unsafe_s = 2**53 / 2**20
     assert datetime.fromtimestamp(first_unsafe_s, UTC).year == 2242
-
-
-def test_every_login_without_conn_is_that_of_a_new_connection() -> None:
-    reports = Reports(FIRST_CONN)
-    login(reports, "ada", None)
-    login(reports, "ada", None)
-    assert told(reports) == [("login", "ada", 1_001)], "the first one was never told"
-    keepalive(reports, "ada", None)
-    assert told(reports) == [("keepalive", "ada", 1_001)]
-    login(reports, "ada", None)
-    displaced = [("login", "ada", 1_002), ("logout", "ada", 1_001)]
-    assert told(reports) == displaced
-    assert reports.uids == {1_002: "ada"}
-    reports.logout("ada", None)
-    login(reports, "ada", None)
-    assert told(reports) == [("login", "ada", 1_003), ("logout", "ada", 1_002)]
 
 
 def test_users_are_distinguished_by_conn_and_not_by_the_name_of_a_number() -> None:
@@ -367,37 +351,9 @@ def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
     assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
 
 
-def test_ages_are_true_to_a_tenth_of_a_second_and_shared_within_it() -> None:
-    reports = Reports(FIRST_CONN)
-    for n in range(100):
-        login(reports, n, n, at=100 + n / 50)
-    written = frames(reports, 160.0)
-    assert len(written) <= 2 / AGE_STEP_S + 1
-    for event, uids, options in written:
-        assert event == "login"
-        for uid in uids:
-            age = 160 - (100 + uid / 50)
-            assert 0 <= age - options["age"] <= AGE_STEP_S + 1e-3
-
-
 def test_a_timeout_holds_until_the_next_login() -> None:
     reports = Reports(FIRST_CONN)
     for timeout, shown in ((5, {"timeout": 5}), (7.5, {"timeout": 7.5}), (None, {})):
         reports.login("ada", 1, at=0.0, timeout=timeout)
         (frame,) = frames(reports)
         assert frame == ("login", ("ada",), {"conn": (1,)} | shown)
-
-
-def test_logins_of_different_timeouts_go_in_frames_of_their_own() -> None:
-    reports = Reports(FIRST_CONN)
-    for conn, timeout in enumerate((5, None, 5, 9)):
-        reports.login(f"user-{conn}", conn, at=0.0, timeout=timeout)
-    options = [frame[2] for frame in frames(reports)]
-    assert options == [
-        {"timeout": 5, "conn": (0, 2)},
-        {"conn": (1,)},
-        {"timeout": 9, "conn": (3,)},
-    ]
-
-
-# --- what is sent again ----------------------------------------------------------------

@@ -79,14 +79,6 @@ def test_no_more_attempts_run_than_may_and_no_queue_holds_up_another() -> None:
     assert taken(stuck) == [3]
 
 
-def test_of_one_key_the_newest_waits_in_the_place_of_the_oldest() -> None:
-    tasks = TaskQueues()
-    queue = tasks.add_task("", MANY)
-    add(tasks, "a", "b", "a")
-    assert len(queue) == 2
-    assert taken(queue) == [3, 2]
-
-
 def test_a_key_that_is_under_way_is_not_started_again_until_it_has_ended() -> None:
     tasks = TaskQueues()
     queue = tasks.add_task("", MANY)
@@ -99,9 +91,6 @@ def test_a_key_that_is_under_way_is_not_started_again_until_it_has_ended() -> No
     assert taken(queue) == [4]
     queue.ended(attempt(4, "a"))
     assert (taken(queue), tasks.waiting) == ([], 0)
-
-
-# --- what is forgotten ---------------------------------------------------------------
 
 
 # --- bounds, and what is said of it ----------------------------------------------------

@@ -1,41 +1,24 @@
 """Timers of `liveness.connect` and `connect_sync`, against a sidecar that a test plays."""
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import anyio.from_thread
 import pytest
+import trio
 from trio.testing import MockClock
 
 import liveness
 from liveness.client.task_runner import LAST_S
 from tests.helpers.peer import SOON_S, Link, Peer, listening, timer
 
-Main = Callable[[Peer], Awaitable[None]]
-Run = Callable[[Main], None]
 Linked = tuple[liveness.Sidecar, Link]
 
-BOUND_S: Final = 300.0  # of a whole test
 SHORT_S: Final = 0.05  # a run timeout that is to be met
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Runs a gateway and its sidecar under the event loop, and not for ever."""
-
-    def bounded(main: Main) -> None:
-        async def in_time() -> None:
-            with anyio.fail_after(BOUND_S):
-                async with listening(tmp_path / "s") as peer:
-                    await main(peer)
-
-        anyio.run(in_time, backend=request.param)
-
-    return bounded
 
 
 @asynccontextmanager
@@ -65,17 +48,6 @@ async def linked(peer: Peer) -> AsyncIterator[Linked]:
 async def answers(link: Link, count: int) -> list[tuple[Any, ...]]:
     """The next *count* answers: name, key, message, options."""
     return [tuple(await link.next("done", "fail")) for _ in range(count)]
-
-
-async def serve(
-    peer: Peer,
-    task: Callable[[liveness.Timer], Awaitable[str | None]],
-    until: Callable[[], Awaitable[object]] = anyio.sleep_forever,
-) -> None:
-    """A gateway with this task."""
-    async with liveness.connect(peer.path, name="gw-1") as sidecar:
-        sidecar.task(task)
-        await until()
 
 
 # --- asking --------------------------------------------------------------------------
@@ -132,16 +104,8 @@ async def nothing(_timer: liveness.Timer) -> None:
     """An async task with nothing to say."""
 
 
-class Called:
-    """An object that is called, without waiting."""
-
-    async def __call__(self, _timer: liveness.Timer) -> str:
-        return "by an object"
-
-
 WORKS: Final[list[tuple[Callable[[liveness.Timer], Any], str | None]]] = [
     (nothing, None),
-    (Called(), "by an object"),
     (lambda one: one.payload, "p"),
     (lambda _one: 7, None),  # its work is done all the same
 ]
@@ -221,146 +185,104 @@ async def test_a_plain_task_that_returns_an_awaitable_has_failed(
     made[0].close()
 
 
-def test_an_async_task_that_takes_too_long_is_cancelled_and_has_failed(
-    run: Run, caplog: pytest.LogCaptureFixture
+async def test_an_async_task_that_takes_too_long_is_cancelled_and_has_failed(
+    peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended = list[str]()
+    async with linking(peer, run_timeout=SHORT_S) as (sidecar, link):
 
-    async def main(peer: Peer) -> None:
-        async with linking(peer, run_timeout=SHORT_S) as (sidecar, link):
+        @sidecar.task(at_once=1)
+        async def hang(one: liveness.Timer) -> None:
+            try:
+                if one.key == "a":
+                    await anyio.sleep_forever()
+            finally:
+                ended.append(one.key)
 
-            @sidecar.task(at_once=1)
-            async def hang(one: liveness.Timer) -> None:
-                try:
-                    if one.key == "a":
-                        await anyio.sleep_forever()
-                finally:
-                    ended.append(one.key)
-
-            await link.fire(timer(1, "a"), timer(2, "b"))
-            assert await answers(link, 2) == [
-                ("fail", "a", "no answer within 0.05 s", {"seq": 1}),
-                ("done", "b", None, {"seq": 2}),
-            ]
-
-    run(main)
+        await link.fire(timer(1, "a"), timer(2, "b"))
+        assert await answers(link, 2) == [
+            ("fail", "a", "no answer within 0.05 s", {"seq": 1}),
+            ("done", "b", None, {"seq": 2}),
+        ]
     assert ended == ["a", "b"]
-    assert any("no answer within 0.05 s" in line for line in caplog.messages)
+    assert "no answer within 0.05 s" in caplog.text
 
 
-def test_a_plain_task_that_takes_too_long_keeps_its_place_and_its_result_counts(
-    run: Run,
+async def test_a_plain_task_that_takes_too_long_keeps_its_place_and_its_result_counts(
+    peer: Peer,
 ) -> None:
     started, go_on = threading.Event(), threading.Event()
+    async with linking(peer, run_timeout=SHORT_S) as (sidecar, link):
 
-    async def main(peer: Peer) -> None:
-        async with linking(peer, run_timeout=SHORT_S) as (sidecar, link):
+        @sidecar.task(at_once=2)
+        def hang(one: liveness.Timer) -> str:
+            if one.seq == 1:
+                started.set()
+                assert go_on.wait(SOON_S)
+            return "at last"
 
-            @sidecar.task(at_once=2)
-            def hang(one: liveness.Timer) -> str:
-                if one.seq == 1:
-                    started.set()
-                    assert go_on.wait(SOON_S)
-                return "at last"
-
-            await link.fire(timer(1, "a"))
-            await anyio.to_thread.run_sync(started.wait, SOON_S)
-            await anyio.sleep(2 * SHORT_S)
-            # The next attempt waits for it; others do not.
-            await link.fire(timer(2, "a", attempt=2), timer(3, "b"))
-            assert (await link.next("done"))[1:] == ["b", "at last", {"seq": 3}]
-            go_on.set()
-            for seq in (1, 2):
-                assert (await link.next("done"))[1:] == ["a", "at last", {"seq": seq}]
-
-    run(main)
+        await link.fire(timer(1, "a"))
+        await anyio.to_thread.run_sync(started.wait, SOON_S)
+        await anyio.sleep(2 * SHORT_S)
+        # The next attempt waits for it; others do not.
+        await link.fire(timer(2, "a", attempt=2), timer(3, "b"))
+        assert (await link.next("done"))[1:] == ["b", "at last", {"seq": 3}]
+        go_on.set()
+        for seq in (1, 2):
+            assert (await link.next("done"))[1:] == ["a", "at last", {"seq": seq}]
 
 
-# --- the end -------------------------------------------------------------------------
-
-
-def test_on_leaving_tasks_may_end_or_are_cancelled_and_both_are_answered(
-    run: Run, caplog: pytest.LogCaptureFixture
+async def test_on_leaving_tasks_may_end_or_are_given_up_and_all_are_answered(
+    peer: Peer, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    started = anyio.Event
-
-    async def main(peer: Peer) -> None:
-        both = [started(), started()]
-        leave = anyio.Event()
-
-        async def work(one: liveness.Timer) -> str:
-            both[one.seq - 1].set()
-            if one.key == "hangs":
-                await anyio.sleep_forever()
-            await leave.wait()
-            return "ended"
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve, peer, work, leave.wait)
-            link = await peer.link()
-            await link.fire(timer(1, "ends"), timer(2, "hangs"))
-            for one in both:
-                await one.wait()
-            leave.set()
-            assert await answers(link, 2) == [
-                ("done", "ends", "ended", {"seq": 1}),
-                ("fail", "hangs", "its gateway stopped meanwhile", {"seq": 2}),
-            ]
-            await link.next("ping")
-
-    run(main)
-    assert any("was cut short" in line for line in caplog.messages)
-
-
-def test_a_plain_task_that_never_returns_does_not_keep_connect_from_ending(
-    run: Run,
-) -> None:
+    started, leave, has_left = trio.Event(), trio.Event(), trio.Event()
     go_on = threading.Event()
 
-    async def main(peer: Peer) -> None:
-        is_over = anyio.Event()
+    async def serve() -> None:
+        async with liveness.connect(peer.path, name="gw-1") as sidecar:
 
-        async def serve() -> None:
-            async with liveness.connect(peer.path, name="gw-1") as sidecar:
-                sidecar.task(lambda _one: go_on.wait(SOON_S))
+            @sidecar.task
+            async def work(one: liveness.Timer) -> str:
+                if one.key == "hangs":
+                    started.set()
+                    await trio.sleep_forever()
                 await leave.wait()
-            is_over.set()
+                return "ended"
 
-        leave = anyio.Event()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve)
-            link = await peer.link()
-            await link.fire(timer(1, "a"))
-            await link.acks(1)
-            leave.set()
-            assert (await answers(link, 1))[0][0] == "fail"
-            await link.next("ping")
-            with anyio.fail_after(SOON_S / 2 + LAST_S):
-                await is_over.wait()
-            go_on.set()
+            sidecar.task("never returns")(lambda _one: go_on.wait(SOON_S))
+            await leave.wait()
+        has_left.set()
 
-    run(main)
+    nursery.start_soon(serve)
+    link = await peer.link()
+    await link.fire(timer(1, "ends"), timer(2, "never returns"), timer(3, "hangs"))
+    await link.acks(3)
+    await started.wait()
+    leave.set()
+    why = "its gateway stopped meanwhile"
+    assert sorted(await answers(link, 3), key=str) == [
+        ("done", "ends", "ended", {"seq": 1}),
+        ("fail", "hangs", why, {"seq": 3}),
+        ("fail", "never returns", why, {"seq": 2}),
+    ]
+    await link.next("ping")
+    with trio.fail_after(SOON_S / 2 + LAST_S):
+        await has_left.wait()
+    go_on.set()
+    assert "was cut short" in caplog.text
 
 
 # --- without an event loop -------------------------------------------------------------
 
 
-@contextmanager
-def played(tmp_path: Path) -> Iterator[tuple[Peer, Callable[..., Any]]]:
-    """A peer in another thread, and what calls something there."""
-    with (
-        anyio.from_thread.start_blocking_portal("trio") as portal,
-        portal.wrap_async_context_manager(listening(tmp_path / "s")) as peer,
-    ):
-        yield peer, portal.call
-
-
 def test_tasks_run_in_threads_and_may_ask_for_timers_themselves(tmp_path: Path) -> None:
     main = threading.current_thread()
     with (
-        played(tmp_path) as (peer, call),
+        anyio.from_thread.start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(listening(tmp_path / "s")) as peer,
         liveness.connect_sync(peer.path, name="gw-1") as sidecar,
     ):
+        call = portal.call
         link = call(peer.link)
 
         @sidecar.task("a", at_once=2)

@@ -1,7 +1,7 @@
 """`liveness.watch`: records over restarts, acknowledged, and questions beside them."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
@@ -18,33 +18,24 @@ import liveness
 from liveness.client.dialer import LinkLost
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
-from liveness.errors import WireError
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.helpers.log_peer import SOON_S, LogPeer
 from tests.helpers.peer import Link, listening
 from tests.helpers.wire import Frame, packed
 
-Main = Callable[[ScriptedSidecar, liveness.Sidecar], Awaitable[None]]
-Run = Callable[[Main], None]
+Linked = tuple[ScriptedSidecar, liveness.Sidecar]
 
 
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a program beside a sidecar and a gateway, under the event loop."""
-
-    def with_sidecar(main: Main) -> None:
-        async def program() -> None:
-            async with (
-                scripted_sidecar(within=SOON_S) as script,
-                liveness.connect(script.path, name="gw") as gateway,
-            ):
-                with anyio.fail_after(SOON_S):
-                    await gateway.connected()
-                    await main(script, gateway)
-
-        anyio.run(program, backend=request.param)
-
-    return with_sidecar
+@pytest.fixture
+async def linked() -> AsyncIterator[Linked]:
+    """A sidecar whose users have devices, and its gateway."""
+    async with (
+        scripted_sidecar(within=SOON_S, device_separator="/") as script,
+        liveness.connect(script.path, name="gw") as gateway,
+    ):
+        with anyio.fail_after(SOON_S):
+            await gateway.connected()
+            yield script, gateway
 
 
 def read_by(script: ScriptedSidecar | LogPeer, **options: Any) -> Watch:
@@ -88,22 +79,20 @@ async def soon(watch: Watch) -> RecordMap:
         return await anext(watch)
 
 
-# --- records, under every loop --------------------------------------------------------
+# --- records ---------------------------------------------------------------------------
 
 
-def test_a_program_that_starts_again_goes_on_behind_the_last_finished_record(
-    run: Run,
+async def test_a_program_that_starts_again_goes_on_behind_the_last_finished_record(
+    linked: Linked,
 ) -> None:
-    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
-        async with read_by(script, name="mailer") as watch:
-            await watch.connected()
-            await report(gateway, "ada", "bob", "eve")
-            assert [(await anext(watch))["uid"] for _ in "ab"] == ["ada", "bob"]
-        async with read_by(script, name="mailer", after=0) as watch:
-            # Not finished: the loop had not come back. `after` is for a new name.
-            assert [(await anext(watch))["uid"] for _ in "be"] == ["bob", "eve"]
-
-    run(main)
+    script, gateway = linked
+    async with read_by(script, name="mailer") as watch:
+        await watch.connected()
+        await report(gateway, "ada", "bob", "eve")
+        assert [(await anext(watch))["uid"] for _ in "ab"] == ["ada", "bob"]
+    async with read_by(script, name="mailer", after=0) as watch:
+        # Not finished: the loop had not come back. `after` is for a new name.
+        assert [(await anext(watch))["uid"] for _ in "be"] == ["bob", "eve"]
 
 
 async def test_an_offline_comes_once_all_that_was_decided_before_has_arrived(
@@ -138,9 +127,14 @@ async def test_an_offline_comes_once_all_that_was_decided_before_has_arrived(
         assert watch.damping.left_out == 2
 
 
-def test_a_wait_that_is_cancelled_loses_no_record(run: Run) -> None:
-    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
-        async with read_by(script, name="mailer") as watch:
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_wait_that_is_cancelled_loses_no_record(backend: str) -> None:
+    async def main() -> None:
+        async with (
+            scripted_sidecar(within=SOON_S) as script,
+            liveness.connect(script.path, name="gw") as gateway,
+            read_by(script, name="mailer") as watch,
+        ):
             await watch.connected()
             for n in range(20):
                 with anyio.move_on_after(n / 10_000):
@@ -153,85 +147,65 @@ def test_a_wait_that_is_cancelled_loses_no_record(run: Run) -> None:
             assert scope.cancelled_caught
             assert [(await anext(watch))["uid"] for _ in "ab"] == ["ada", "bob"]
 
-    run(main)
+    anyio.run(main, backend=backend)
 
 
-def test_leaving_ends_a_loop_that_waits(run: Run) -> None:
-    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
-        watch, absent = read_by(script), Watch(f"{script.path}-none")
-        ended: list[Watch] = []
+async def test_leaving_ends_a_loop_that_waits(linked: Linked) -> None:
+    script, _ = linked
+    watch, absent = read_by(script), Watch(f"{script.path}-none")
+    ended: list[Watch] = []
 
-        async def read(watch: Watch) -> None:
-            async for _ in watch:
-                raise AssertionError("nothing happened")
-            ended.append(watch)
+    async def read(watch: Watch) -> None:
+        async for _ in watch:
+            raise AssertionError("nothing happened")
+        ended.append(watch)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(read, watch)
-            tasks.start_soon(read, absent)
-            while watch.log is None:
-                await anyio.lowlevel.checkpoint()
-            await absent.aclose()
-            await watch.aclose()
-        assert {*ended} == {watch, absent}
-        assert [record async for record in watch] == []
-        with pytest.raises(anyio.ClosedResourceError):
-            await watch.where("ada")
-
-    run(main)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, watch)
+        tasks.start_soon(read, absent)
+        while watch.log is None:
+            await anyio.lowlevel.checkpoint()
+        await absent.aclose()
+        await watch.aclose()
+    assert {*ended} == {watch, absent}
+    assert [record async for record in watch] == []
+    with pytest.raises(anyio.ClosedResourceError):
+        await watch.where("ada")
 
 
 # --- questions ------------------------------------------------------------------------
 
 
-def test_questions_are_answered_beside_unread_records_and_over_restarts(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+async def test_questions_are_answered_beside_unread_records_and_over_restarts(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liveness.client.question_link.MOST_UIDS", 1)
-
-    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
-        async with read_by(script, after=0) as watch:
-            gateway.login("ada", conn=5)
-            gateway.login(7, conn=6)
-            await gateway.flush()
-            uids: list[str | int] = ["eve", 7, "bob", "ada", "7", "ada"]
-            for _ in range(2):
-                found = await watch.where(uids)
-                assert found == [(7, "gw", 2, 6), ("ada", "gw", 1, 5)]
-                assert found[1].gateway == "gw"
-                assert await watch.online(uids) == {7, "7", "ada"}
-                assert await watch.online("7") == {"7"}
-                assert await watch.online("ada") == {"ada"}
-                assert await watch.where([]) == []
-                listing = await watch.list()
-                assert listing.seq == 2
-                assert {*listing.sessions} == {*found}
-                script.stop()
-                script.start()
-            assert [(await anext(watch))["seq"] for _ in range(2)] == [1, 2]
-            follower = read_by(script, after=listing.seq, log=listing.log)
-            await report(gateway, "new")
-            assert (await anext(follower))["uid"] == "new"
-            await follower.aclose()
-
-    run(main)
+    script, gateway = linked
+    async with read_by(script, after=0) as watch:
+        gateway.login("ada", conn=5)
+        gateway.login(7, conn=6)
+        await gateway.flush()
+        uids: list[str | int] = ["eve", 7, "bob", "ada", "7", "ada"]
+        for _ in range(2):
+            found = await watch.where(uids)
+            assert found == [(7, "gw", 2, 6), ("ada", "gw", 1, 5)]
+            assert await watch.online(uids) == {7, "7", "ada"}
+            assert await watch.online("7") == {"7"}
+            assert await watch.where([]) == []
+            listing = await watch.list()
+            assert listing.seq == 2
+            assert {*listing.sessions} == {*found}
+            script.stop()
+            script.start()
+        assert [(await anext(watch))["seq"] for _ in range(2)] == [1, 2]
+        follower = read_by(script, after=listing.seq, log=listing.log)
+        await report(gateway, "new")
+        assert (await anext(follower))["uid"] == "new"
+        await follower.aclose()
 
 
-@pytest.fixture
-async def devices() -> AsyncIterator[tuple[liveness.Sidecar, Watch]]:
-    """A gateway and a watch of a sidecar whose users have devices."""
-    async with (
-        scripted_sidecar(device_separator="/") as script,
-        liveness.connect(script.path, name="gw") as gateway,
-        read_by(script) as watch,
-    ):
-        yield gateway, watch
-
-
-async def test_questions_that_wait_are_asked_together(
-    devices: tuple[liveness.Sidecar, Watch],
-) -> None:
-    gateway, watch = devices
+async def test_questions_that_wait_are_asked_together(linked: Linked) -> None:
+    script, gateway = linked
     found: dict[str, object] = {}
 
     async def ask(watch: Watch, *uids: str) -> None:
@@ -245,7 +219,7 @@ async def test_questions_that_wait_are_asked_together(
     await report(
         gateway, "ada/a", "ada/b", "eve", *(f"many/{n}" for n in range(10_001))
     )
-    async with anyio.create_task_group() as tasks:
+    async with read_by(script) as watch, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, watch, "bob", "eve", "ada")
         tasks.start_soon(ask_for_too_many, watch)
         tasks.start_soon(ask, watch, "ada/b", "ada")
@@ -257,39 +231,30 @@ async def test_questions_that_wait_are_asked_together(
     }
 
 
-async def test_users_with_many_devices_are_asked_for_in_parts(
-    devices: tuple[liveness.Sidecar, Watch],
-) -> None:
-    gateway, watch = devices
+async def test_users_with_many_devices_are_asked_for_in_parts(linked: Linked) -> None:
+    script, gateway = linked
     users = [f"user {n}" for n in range(2_003)]
     uids = [f"{user}/{n}" for user in users for n in range(11)]
     await report(gateway, *uids)
-    assert [row.uid for row in await watch.where(users)] == uids
+    async with read_by(script) as watch:
+        assert [row.uid for row in await watch.where(users)] == uids
+        assert await watch.online(["user 1", "bob"]) == {"user 1"}
 
 
-async def test_a_user_is_online_while_any_of_its_devices_is(
-    devices: tuple[liveness.Sidecar, Watch],
+async def test_the_answer_to_a_cancelled_question_is_not_taken_for_another(
+    linked: Linked,
 ) -> None:
-    gateway, watch = devices
-    await report(gateway, "ada/a", "ada/b")
-    assert await watch.online(["ada", "bob"]) == {"ada"}
-    assert await watch.online(["ada/b", "ada/c"]) == {"ada/b"}
-
-
-def test_the_answer_to_a_cancelled_question_is_not_taken_for_another(run: Run) -> None:
-    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
-        await report(gateway, "ada", "bob")
-        async with read_by(script) as watch:
-            assert await watch.online("ada") == {"ada"}
-            with script.disk_full():  # it answers once it can write
-                gateway.login("eve")
-                await script.online("eve")
-                with anyio.move_on_after(0.1) as asking:
-                    await watch.online("ada")
-                assert asking.cancelled_caught
-            assert await watch.online("bob") == {"bob"}
-
-    run(main)
+    script, gateway = linked
+    await report(gateway, "ada", "bob")
+    async with read_by(script) as watch:
+        assert await watch.online("ada") == {"ada"}
+        with script.disk_full():  # it answers once it can write
+            gateway.login("eve")
+            await script.online("eve")
+            with anyio.move_on_after(0.1) as asking:
+                await watch.online("ada")
+            assert asking.cancelled_caught
+        assert await watch.online("bob") == {"bob"}
 
 
 async def test_what_is_no_uid_is_refused_at_the_question(tmp_path: Path) -> None:
@@ -337,16 +302,6 @@ async def test_after_a_seq_that_is_not_there_yet_is_a_mistake(peer: LogPeer) -> 
             liveness.ReportError, match=r"^after 2: .* the newest is 1$"
         ):
             await anext(watch)
-
-
-async def test_after_a_seq_of_another_log_all_records_of_this_one_come(
-    peer: LogPeer,
-) -> None:
-    await peer.append("online")
-    async with read_by(peer, after=9, log="log-z") as watch:
-        new = {"kind": "log", "log": "log-a", "was": "log-z", "seq": 0}
-        assert await anext(watch) == new
-        assert await seqs(watch, 1) == [1]
 
 
 async def test_after_is_where_a_new_name_begins(peer: LogPeer) -> None:
@@ -410,29 +365,6 @@ async def test_what_is_finished_is_acknowledged_before_it_waits_and_at_the_end(
         await trio.testing.wait_all_tasks_blocked()
         assert peer.acks == []
     await peer.acked(101)
-
-
-async def test_a_slow_loop_acknowledges_every_tenth_of_a_second(
-    peer: LogPeer, mock_clock: MockClock
-) -> None:
-    async with reading(peer, name="mailer") as watch:
-        await peer.append(*["online"] * 10)
-        for seq in range(1, 6):
-            assert await seqs(watch, 1) == [seq]
-            mock_clock.jump(0.06)
-        await peer.acked(2, 4)
-
-
-@pytest.mark.usefixtures("_no_acks_by_time")
-async def test_a_batch_is_finished_as_a_whole(peer: LogPeer) -> None:
-    async with reading(peer, name="mailer") as watch:
-        await peer.append("online", "online", "online")
-        batches = watch.batches()
-        assert [record["seq"] for record in await anext(batches)] == [1, 2, 3]
-        assert peer.acks == []
-        await peer.append("online")
-        assert [record["seq"] for record in await anext(batches)] == [4]
-        await peer.acked(3)
 
 
 @pytest.mark.usefixtures("_no_acks_by_time")
@@ -618,36 +550,6 @@ async def test_another_reader_of_its_name_ends_it(peer: LogPeer, strict: bool) -
     assert len(peer.hellos) == 1
 
 
-ENDLESS = b"\xdc\xff\xff" + bytes(1_001)
-IMPOSSIBLE = packed(["welcome", {"log": "a", "next": "one"}])
-
-
-@pytest.mark.parametrize(
-    "greeting",
-    [
-        *(b"HTTP/1.1 400 Bad\r\n\r\n", b"\x80", b"\x91\xa1\xff", b"\xc1", ENDLESS),
-        *(IMPOSSIBLE, packed(["welcome"]), packed(["notices", 1]), packed(["error"])),
-    ],
-)
-async def test_what_answers_and_is_no_sidecar_is_reported_and_tried_again(
-    peer: LogPeer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    greeting: bytes,
-    nursery: trio.Nursery,
-) -> None:
-    monkeypatch.setattr("liveness.client.dialer.MAX_FRAME_BYTES", 1_000)
-    peer.greeting = greeting
-    async with read_by(peer, strict=True) as strict:
-        with pytest.raises(WireError):
-            await anext(strict)
-    nursery.start_soon(let_in, peer)
-    await peer.append("online")
-    async with read_by(peer, after=0) as watch:
-        assert await seqs(watch, 1) == [1]
-    assert "no link to the sidecar" in caplog.text
-
-
 async def test_a_sidecar_that_does_not_answer_ends_a_strict_one_and_no_other(
     peer: LogPeer, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -673,18 +575,6 @@ async def test_an_error_that_is_not_fatal_is_reported_and_passed_over(
     assert told[1:] == [
         rf"{peer.path} refused a frame: for\nnow (bad-option); going on"
     ]
-
-
-async def test_two_loops_at_once_are_a_mistake(
-    peer: LogPeer, nursery: trio.Nursery
-) -> None:
-    async with reading(peer) as watch:
-        nursery.start_soon(anext, watch)
-        await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(anyio.BusyResourceError):
-            await anext(watch)
-        await peer.append("online")
-        await trio.testing.wait_all_tasks_blocked()
 
 
 # --- without an event loop ------------------------------------------------------------
