@@ -300,31 +300,6 @@ async def test_a_stream_begins_with_the_newest_records(
     assert await opening(rig, "?uid=u2200") == ([], 2_302)
 
 
-async def test_the_hand_moves_and_stands_with_attended_time(rig: Rig) -> None:
-    async with reading(rig.door(), "/v1/live") as reader:
-        _, first, second = [event.data for event in await reader.events(3)]
-        assert (second["hand"] - first["hand"]) % 30 == pytest.approx(1, abs=0.1)
-        assert (first["slots"], first["slot_s"]) == (30, 1)
-        assert not second["stands"]
-        rig.attended.pause(trio.current_time())
-        assert (await reader.events(1))[0].data["stands"]
-
-
-@pytest.mark.rig(timeout_s=5)
-async def test_the_history_has_the_last_minutes_in_columns(rig: Rig) -> None:
-    gateway = await rig.gateway("gw")
-    await trio.sleep(400)
-    await gateway.send(["login", [*"abcdefghij"]])
-    await trio.sleep(20)
-    async with reading(rig.door(), "/v1/live") as reader:
-        (history,) = await reader.events(1)
-    columns = history.data
-    assert (columns["every_s"], len(columns["users"])) == (1, 300)
-    assert max(columns["users"]) == 10
-    assert sum(columns["events"]["login"]) == pytest.approx(10, abs=0.1)
-    assert sum(columns["offlines"]["silence"]) == pytest.approx(10, abs=0.1)
-
-
 async def test_a_slow_reader_misses_summaries_and_no_records(rig: Rig) -> None:
     async with reading(rig.door(), "/v1/live") as reader:
         gateway = await rig.gateway("gw")

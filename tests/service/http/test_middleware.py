@@ -98,13 +98,6 @@ async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
         assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_a_path_for_forms_takes_a_post() -> None:
-    door = gate([], echo, read_only({"/in"}))
-    assert (await ask(door, "POST", "/in", pieces=[b"x"])).body == b"x"
-    answer = await ask(door, "PUT", "/in")
-    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, POST")
-
-
 @pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"]])
 async def test_a_request_has_exactly_one_host(hosts: list[str]) -> None:
     refused: list[HttpRefusal] = []
@@ -171,20 +164,6 @@ async def test_a_later_request_gets_the_next_page_after_a_pause(
     assert [round(at - began, 6) for _, at in others] == [PAUSE_S, 2 * PAUSE_S]
 
 
-async def test_a_cancelled_request_delays_no_other(autojump_clock: MockClock) -> None:
-    maker = Maker()
-    await maker.ask()
-    async with trio.open_nursery() as nursery:
-        with trio.CancelScope() as gone:
-            gone.cancel()
-            await maker.ask()
-        nursery.start_soon(maker.ask)
-    assert maker.got == [b"a 1", b"a 2"]
-    await trio.sleep(PAUSE_S)
-    await maker.ask()
-    assert maker.got[2] == b"a 3"
-
-
 async def test_a_turnstile_admits_one_a_pass(autojump_clock: MockClock) -> None:
     turnstile, through = Turnstile(), list[int]()
     passes = 0
@@ -233,9 +212,6 @@ def why_refused(path: Path) -> str:
     return told
 
 
-# --- the file -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", [0o400, 0o660])
 @pytest.mark.parametrize("text", [WORDS, f"\ufeff \t{WORDS}\r\n\r\n"])
 def test_a_token_is_read_without_the_space_around_it(
@@ -253,11 +229,6 @@ def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> 
     told = why_refused(written(tmp_path, WORDS.encode(), mode))
     assert "is open to users other than its owner and group; run chmod o= on it" in told
     assert WORDS not in told
-
-
-@pytest.mark.parametrize("size", [MIN_CHARACTERS, MAX_BYTES])
-def test_a_file_at_the_bounds_is_read(tmp_path: Path, size: int) -> None:
-    assert read_token(written(tmp_path, b"x" * size)) is not None
 
 
 @pytest.mark.parametrize(
@@ -285,9 +256,6 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
     assert "is not a regular file" in why_refused(tmp_path / "pipe")
 
 
-# --- who has it -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
     assert token.matches([f"{scheme} {WORDS}"])
@@ -313,9 +281,6 @@ def test_a_header_with_anything_else_is_refused(token: Token, said: str) -> None
 def test_a_token_does_not_show_itself(token: Token) -> None:
     for shown in (repr(token), str(token)):
         assert WORDS not in shown
-
-
-# --- pages ----------------------------------------------------------------------------
 
 
 async def get(token: Token, path: str, *authorizations: str) -> Answer:
