@@ -160,6 +160,26 @@ def test_a_fault_of_a_welcome_ends_its_link_and_no_other(
     assert kinds(shell.says(other, ["ping", 1]))[-1] is WakeWriter
 
 
+@pytest.mark.parametrize(
+    ("limit", "largest", "too_large"),
+    [
+        ("max_batch", ["login", [7] * 100], ["login", [7] * 101]),
+        ("max_batch", ["ping", [0] * 398], ["ping", [0] * 399]),
+        ("max_frame_bytes", ["ping", "x" * 8_991], ["ping", "x" * 8_992]),
+    ],
+    ids=["uids", "values", "bytes"],
+)
+def test_a_frame_above_a_limit_is_counted(
+    limit: str, largest: object, too_large: object
+) -> None:
+    shell = Shell(max_batch=100, max_frame_bytes=9_000)
+    link = shell.gateway()
+    shell.says(link, largest)
+    assert +shell.counts.limits_met == {}
+    shell.says(link, too_large)
+    assert +shell.counts.limits_met == {f"limits.{limit}": 1}
+
+
 def test_a_closed_link_leaves_nothing_behind(shell: Shell) -> None:
     link = shell.gateway()
     shell.says(link, ["login", "u"], ["ping", "x" * 1_000])

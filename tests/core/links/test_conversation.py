@@ -3,7 +3,7 @@
 import pytest
 
 from liveness.core.limits import Limits
-from liveness.core.links.conversation import REFUSED_WINDOW_S, Conversation
+from liveness.core.links.conversation import HELLO_BYTES, REFUSED_WINDOW_S, Conversation
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import (
@@ -53,6 +53,19 @@ def test_an_age_beyond_all_lives_is_taken_for_the_greatest() -> None:
         (login,) = asked(link_of(), ["login", "u", {"age": age}])
         assert isinstance(login, Login)
         assert login.age == MAX_AGE_S
+
+
+def test_a_hello_has_a_bound_of_its_own() -> None:
+    link = Conversation(Limits())
+    data = encode(["hello", "x" * 2 * HELLO_BYTES])
+    assert [*link.receive(data[:HELLO_BYTES], 0.0)] == []
+    (refusal,) = link.receive(b"x", 0.0)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.fatal) == (Code.TOO_LARGE, True)
+    assert f"hello, of at most {HELLO_BYTES} bytes" in refusal.message
+    # What comes behind it may be larger.
+    (ping,) = asked(link_of(), ["ping", "x" * 2 * HELLO_BYTES])
+    assert isinstance(ping, Ping)
 
 
 def test_frames_are_numbered_from_1_whatever_becomes_of_them() -> None:
@@ -210,6 +223,3 @@ def test_a_link_closed_for_a_request_gives_nothing_behind_it(closing: type) -> N
             link.close(Code.NOT_ALLOWED, "")
     assert given_ == [Hello, ActivityBatch, Login][: len(given_)]
     assert given_[-1] is closing
-
-
-# --- whatever comes ------------------------------------------------------------------

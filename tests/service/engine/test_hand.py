@@ -21,10 +21,6 @@ async def turns_a_second(rig: Rig, seconds: float) -> float:
     return (len(rig.turns) - before) / seconds
 
 
-async def test_a_sidecar_without_links_looks_up_ten_times_a_second(rig: Rig) -> None:
-    assert await turns_a_second(rig, 200) <= 11.1
-
-
 async def test_silent_links_and_users_far_from_due_cost_only_ticks(rig: Rig) -> None:
     await rig.gateway_of([f"u{n}" for n in range(1_000)])
     await rig.watcher()
@@ -101,61 +97,20 @@ async def test_a_late_turn_is_shown_for_as_long_as_scrapes_are_apart(
     assert rig.engine.hand_lag == pytest.approx(0, abs=1e-6)
 
 
-# --- the storm guard: its log lines, counters and cost --------------------------------
-
-
-ON: Final = GuardSettings(enabled=True)
-SMALL: Final = GuardSettings(enabled=True, least_users=20, hold_s=40)
-USERS: Final = [f"u{n}" for n in range(1_000)]
-
-Lines = list[Any]
-
-
-def storms(said: Lines) -> Lines:
-    return [line for line in said if line["event"].startswith("storm")]
-
-
-def decided(rig: Rig) -> float:
-    """How many offlines count for the lateness of decisions."""
-    return rig.counts.lateness["decided"].cumulative()[-1][1]
-
-
-@pytest.mark.rig(guard=ON)
+@pytest.mark.rig(guard=GuardSettings(enabled=True))
 async def test_a_thousand_users_due_at_once_are_held_for_a_timeout(
-    rig: Rig, said: Lines
+    rig: Rig, said: list[Any]
 ) -> None:
-    gateway = await rig.gateway_of(USERS)
-    assert await gateway.is_told_nothing(59.9)
+    gateway = await rig.gateway_of([f"u{n}" for n in range(1_000)])
+    await trio.sleep(35)
+    assert await turns_a_second(rig, 20) <= WAITING_PER_S
+    assert await gateway.is_told_nothing(4.9)
     records = await gateway.records(1_000)
     assert all(60 <= record["silence"] < 60.5 for record in records)
-    begun, ended = storms(said)
+    begun, ended = (line for line in said if line["event"].startswith("storm"))
     expected = {"gateway": "g", "due": 1_000, "users": 1_000}
     expected["event"] = "storm: too many users came due at once, and are held"
     assert begun == {**begun, **expected, "log_level": "warning", "hold_s": 30.0}
     assert (ended["event"], ended["why"]) == ("storm is over", BY_TIME)
-    assert ended["log_level"] == "warning"
-    assert ended["due"] == 1_000
+    assert (ended["log_level"], ended["due"]) == ("warning", 1_000)
     assert rig.sidecar.summaries.now().storms == 1
-
-
-@pytest.mark.rig(guard=SMALL)
-async def test_users_that_were_held_are_not_in_the_lateness(rig: Rig) -> None:
-    gateway = await rig.gateway_of(USERS[:50])
-    await trio.sleep(50)
-    await gateway.send(["keepalive", "u0"])
-    await gateway.records(49)
-    assert decided(rig) == 0
-    (record,) = await gateway.records(1)
-    assert decided(rig) == 1
-    assert rig.counts.lateness["decided"].sum < 0.05
-    assert 30 <= record["silence"] < 30.05
-
-
-@pytest.mark.rig(guard=GuardSettings(enabled=True, hold_s=600))
-async def test_a_storm_does_not_make_the_hand_spin(rig: Rig, said: Lines) -> None:
-    await rig.gateway_of(USERS)
-    await trio.sleep(40)
-    before = len(rig.turns)
-    await trio.sleep(100)
-    assert (len(rig.turns) - before) / 100 <= WAITING_PER_S
-    assert len(storms(said)) == 1

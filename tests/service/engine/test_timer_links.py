@@ -8,7 +8,6 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from liveness.config.settings import TimerSettings
 from liveness.core.sessions.clearance import UNREAD
 from liveness.core.timer_states import UNANSWERED
 from liveness.service.timers import timer_reader
@@ -39,39 +38,6 @@ async def leave(rig: Rig, *timers: list[Any]) -> None:
     await gateway.apply(*timers)
     gateway.close()
     await rig.until(lambda: not rig.registry.links)
-
-
-@pytest.mark.rig(timers=TimerSettings(run_timeout_s=5, retries="1"))
-async def test_an_attempt_ends_by_done_by_fail_or_by_no_answer_and_each_is_counted(
-    rig: Rig,
-) -> None:
-    gateway = await rig.gateway("g")
-    keys = ("done", "fails", "final", "unanswered")
-    await gateway.send(*(["after", key, 0.1] for key in keys))
-    assert {*runs_of(await gateway.records(4))} == {(key, 1) for key in keys}
-    await gateway.send(["done", "done", "called"], ["fail", "fails", "no 1"])
-    await gateway.send(["fail", "final", "no such order", {"final": True}])
-    failed_at = trio.current_time()
-    assert runs_of(await gateway.records(1)) == [("fails", 2)]
-    assert trio.current_time() - failed_at == pytest.approx(1, abs=0.1)
-    await gateway.send(["fail", "fails", "no 2"])
-    assert runs_of(await gateway.records(1)) == [("unanswered", 2)]
-    await rig.until(lambda: rig.sidecar.scheduler.states["failed"] == 3)
-    await gateway.sync()
-    query = "select key, state, attempts, message from timers"
-    assert {*disk.rows(rig.log_writer.timers.table.path, query)} == {
-        ("done", "done", 1, "called"),
-        ("fails", "failed", 2, "no 2"),
-        ("final", "failed", 1, "no such order"),
-        ("unanswered", "failed", 2, "no answer within 5 s"),
-    }
-    now = rig.sidecar.summaries.now()
-    assert now.timer_attempts == {"done": 1, "fail": 3, "unanswered": 2, "late": 0}
-    assert {state: n for state, n in now.timers.items() if n} == {
-        "done": 1,
-        "failed": 3,
-    }
-    assert rig.counts.timer_lateness.cumulative()[-1][1] == 6
 
 
 async def test_other_links_go_on_while_timers_cannot_be_written(rig: Rig) -> None:
@@ -143,19 +109,6 @@ async def test_what_a_gateway_passes_over_is_read_once_it_is_on_disk(
     full.close()
     await callers[0].expect("welcome")
     assert runs_of(await callers[0].records(1)) == [("k", 1)]
-
-
-@pytest.mark.rig(window=1)
-async def test_a_gateway_lost_while_it_reads_on_begins_there_again(rig: Rig) -> None:
-    await leave(rig, ["after", "k", 1], ["after", "l", 1])
-    await trio.sleep(2)
-    gateway = await rig.gateway("g", fresh=True, after=0)
-    (first,) = await gateway.records(1)
-    await gateway.send(["ack", first["seq"]])
-    gateway.close()
-    gateway = await rig.gateway("g")
-    (second,) = await gateway.records(1)
-    assert runs_of([first, second]) == [("k", 1), ("l", 1)]
 
 
 async def test_what_a_gateway_passes_over_is_read_when_the_disk_can_be(
