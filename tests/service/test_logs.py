@@ -16,12 +16,10 @@ import structlog
 from liveness.service.common import logs
 from liveness.service.common.logs import (
     MAX_LINES,
-    MAX_VALUE_CHARS,
     PREFIXES,
     LogThrottle,
     configure,
     drain,
-    shortened,
 )
 from tests.helpers.journal import file_number, journaled
 from tests.helpers.log_setup import log_setup_restored
@@ -102,15 +100,6 @@ def test_json_has_event_level_time_in_utc_and_values(stream: TextIO) -> None:
     (line,) = json_lines(stream)
     assert line.pop("timestamp").endswith("Z")
     assert line == {"event": "link up", "level": "info", "name": "chat-1", "links": 3}
-
-
-def test_a_long_text_is_shortened_in_the_middle() -> None:
-    text = "/srv/" + "a" * 5_000
-    assert shortened(text[:10]) == text[:10]
-    begins, ends = shortened(text).split("…")
-    assert text.startswith(begins)
-    assert text.endswith(ends)
-    assert len(shortened(text)) == MAX_VALUE_CHARS + 1
 
 
 def test_a_name_cannot_steer_the_terminal_or_begin_a_line(stream: TextIO) -> None:

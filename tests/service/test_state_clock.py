@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from liveness import host_clock
 from liveness.errors import StateError
-from liveness.service.common.clock import Clock, StateTime
+from liveness.service.common.clock import Clock
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.timers.state_writer import TRIM_EVERY_S
 from tests.service.http.doors import Doors
@@ -94,72 +94,19 @@ async def test_a_clock_that_is_damaged_on_disk_is_not_believed(host: Host) -> No
 # --- the clock itself -----------------------------------------------------------------
 
 
-class State:
-    """The clock of a state; what a sidecar has stored of it, the next one goes on from."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualWallClock()
-        self._stored: StateTime | None = None
-        self.start()
-
-    def start(self) -> None:
-        self.clock.resume_state(self._stored)
-        self.store()
-
-    def store(self) -> None:
-        self._stored = self.clock.state_time()
-
-    @property
-    def seconds(self) -> float:
-        return self.clock.state_s()
-
-
-@pytest.fixture
-async def state(jumping: MockClock) -> State:
-    return State()
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_within_a_boot_the_clock_of_a_state_runs_by_elapsed_time(
-    state: State, end: str
-) -> None:
-    began = state.seconds
-    state.clock.slept_s += WRONG_S
-    state.clock.ahead_s = -2 * WRONG_S
-    await trio.sleep(10)
-    if end == "stop":
-        state.store()
-    state.clock.ahead_s = WRONG_S
-    await trio.sleep(10)
-    state.start()
-    assert state.seconds - began == pytest.approx(WRONG_S + 20)
-
-
-@pytest.mark.parametrize(
-    ("boot", "boot_s"), [("a", 60.0), ("", 200.0)], ids=["clone", "unknown"]
-)
-def test_without_a_later_moment_of_the_same_boot_the_wall_clocks_count(
-    boot: str, boot_s: float
-) -> None:
-    last = StateTime(50.0, boot, 100.0, 1_000_000, 0)
-    assert last.passed_until(StateTime(0.0, boot, boot_s, 1_010_000, 0)) == 10.0
-
-
 async def test_a_boot_with_a_clock_that_begins_anew_takes_no_time_from_the_next(
-    state: State,
+    jumping: MockClock,
 ) -> None:
-    began = state.seconds
-    for boot in ("second boot", "third boot"):
-        state.clock.start_host(boot)
-        state.clock.ahead_s = -TEN_DAYS_S
+    clock, stored, began = VirtualWallClock(), None, 0.0
+    for boot in ("first boot", "second boot", "third boot", "last boot"):
+        clock.start_host(boot)
+        clock.ahead_s = 0 if boot in ("first boot", "last boot") else -TEN_DAYS_S
         for _ in range(2):
-            state.start()
+            clock.resume_state(stored)
+            began = began or clock.state_s()
             await trio.sleep(10)
-            state.store()
-    state.clock.start_host("last boot")
-    state.clock.ahead_s = 0
-    state.start()
-    assert state.seconds - began == pytest.approx(40, abs=0.1)
+            stored = clock.state_time()
+    assert clock.state_s() - began == pytest.approx(80, abs=0.1)
 
 
 def test_the_clock_of_a_state_runs_on_while_the_host_sleeps(

@@ -1,6 +1,5 @@
 """Every answer to "why is this user offline?", and to "why is it not?"."""
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -150,18 +149,6 @@ def test_one_of_whom_nothing_is_found_may_never_have_been() -> None:
         "offline, and not in the log back to 13:00:00, where the search ended "
         "(`liveness history` searches all of it)"
     )
-
-
-def test_a_date_stands_where_it_is_not_todays() -> None:
-    before = ms("23:59:59", "2026-11-20")
-    assert "heard: keepalive at 2026-11-20 23:59:59 through" in ended(
-        END._replace(seen=before)
-    )
-    # Midnight is the host's: in UTC these two are on the same day.
-    after = ms("00:30:00")
-    known = EMPTY._replace(records=[LOGOUT._replace(at=ms("00:10:00"))])
-    assert sentence(known, now_ms=after).startswith("offline at 00:10:00 ")
-    assert os.environ["TZ"] == ZONE
 
 
 def test_a_gateways_name_cannot_steer_the_terminal() -> None:

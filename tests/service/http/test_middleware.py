@@ -256,12 +256,6 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
     assert "is not a regular file" in why_refused(tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
-    assert token.matches([f"{scheme} {WORDS}"])
-    assert token.matches([f"{scheme}  {WORDS} "])
-
-
 @pytest.mark.parametrize(
     "said",
     [

@@ -4,7 +4,6 @@ import json
 import sqlite3
 from contextlib import closing
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
@@ -72,20 +71,6 @@ async def test_a_timer_is_shown_with_all_that_is_kept_of_it_and_nothing_else(
     assert ended.keys() - plain.keys() == {"message", "seq", "fired"}
     expected = {"state": "done", "message": "mailed", "attempts": 1, "seq": seq}
     assert ended.items() >= expected.items()
-
-
-async def test_timers_come_newest_first_page_by_page(doors: Doors) -> None:
-    gateway = await doors.rig.gateway("g")
-    await after(gateway, *"abc", ext="one")
-    await after(gateway, "another ext", ext="two")
-    keys, query = list[str](), {"ext": "one", "limit": "2"}
-    for size in (2, 1):
-        page = json.loads((await doors.get(f"{TIMERS}?{urlencode(query)}")).body)
-        assert len(page["timers"]) == size
-        keys += [timer["key"] for timer in page["timers"]]
-        await after(gateway, "newer than a page to come", ext="one")
-        query["before"] = page["next"]
-    assert (page["next"], keys) == (None, [*"cba"])
 
 
 async def test_of_a_key_the_newest_timer_of_each_gateway_is_shown(doors: Doors) -> None:

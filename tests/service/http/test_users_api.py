@@ -141,18 +141,6 @@ async def test_a_path_of_no_user_is_refused(rig: Rig, name: str, told: str) -> N
     assert told in answer.error
 
 
-async def test_as_many_records_as_asked_for_come_newest_first(rig: Rig) -> None:
-    gateway = await rig.gateway("gw-1")
-    for _ in range(15):
-        await gateway.send(["login", "eve"], ["logout", "eve"])
-    await gateway.sync()
-    seqs = [record["seq"] for record in (await user(rig, "eve"))["records"]]
-    assert seqs == [*range(30, 10, -1)]
-    found = await user(rig, "eve", "?limit=3")
-    assert [record["seq"] for record in found["records"]] == [30, 29, 28]
-    assert found["looked_back_to"]["seq"] == 28
-
-
 async def test_a_log_that_cannot_be_read_is_reported_alone(rig: Rig) -> None:
     gateway = await rig.gateway_of("eve")
     with closing(connect(rig.store.path)) as db:

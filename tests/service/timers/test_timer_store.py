@@ -389,15 +389,6 @@ def test_only_the_last_of_several_cancels_of_an_ext_is_given_again(
 # --- a log that is behind ---------------------------------------------------------------
 
 
-def test_a_timer_ahead_of_a_log_that_lost_records_fires(table: TimerStore) -> None:
-    fill(table, 3)
-    add(table, pending(4, "ahead", since=12))
-    table.reconcile_with_log(10)
-    assert [rows(table)[number].timer.min_seq for number in (1, 4)] == [1, 11]
-    table.write([Fire("g", "ahead", 1, 11, 2_000)])
-    assert rows(table)[4].timer.state == FIRED
-
-
 def test_a_run_ahead_of_a_restored_log_can_be_answered(table: TimerStore) -> None:
     fill(table, 1)
     # The run is known of, though what came before it was not all noted yet.

@@ -129,11 +129,6 @@ def run(seq: int, number: int) -> Changes:
     return Changes(batch_of([record]), commands=[fire(number, seq)], ends=1)
 
 
-def done(number: int) -> TimerCommand:
-    """Its gateway did what a timer was for."""
-    return CompleteTimer("g", f"k{number}", None, True, None, False, AT_MS)
-
-
 def cancel(number: int, gateway: str = "g") -> TimerCommand:
     return CancelTimer(gateway, f"k{number}", None, 2**60, AT_MS)
 
