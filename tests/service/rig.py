@@ -6,26 +6,20 @@ is virtual (see `jumping`): an hour passes as soon as nobody has anything to do.
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, closing, suppress
+from dataclasses import fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import anyio
 import trio
 from anyio.abc import SocketAttribute
 
-from liveness.config.cluster import ClusterSettings
-from liveness.config.outlet_settings import WebhookSettings
 from liveness.config.settings import (
     Config,
-    GuardSettings,
-    HttpSettings,
-    PresenceSettings,
     SocketSettings,
     StateSettings,
-    TimerSettings,
 )
 from liveness.core.limits import Limits
 from liveness.core.records import Record, Uid
@@ -40,11 +34,7 @@ from liveness.service.timers.timer_store import TimerStore
 from tests.helpers import disk, peer
 from tests.helpers.wire import Frame
 
-OFF: Final = GuardSettings()
-PLAIN: Final = HttpSettings()
-USUAL: Final = TimerSettings()
-UIDS: Final = PresenceSettings()
-ALONE: Final = ClusterSettings()
+SETTINGS: Final = {field.name for field in fields(Config)}
 WEEK_S: Final = 7 * 86_400.0  # the default of `state.retention_s`
 WALL_MS: Final = 1_795_168_800_000
 # Virtual seconds: far beyond any delay of the product's.
@@ -210,30 +200,18 @@ def slowed(write: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 async def running(
     folder: Path,
     *,
-    timeout_s: float = 30.0,
     retention_s: float = WEEK_S,
-    guard: GuardSettings = OFF,
-    http: HttpSettings = PLAIN,
-    timers: TimerSettings = USUAL,
-    presence: PresenceSettings = UIDS,
-    cluster: ClusterSettings = ALONE,
-    webhooks: Mapping[str, WebhookSettings] = MappingProxyType({}),
     listen: Callable[[Path], AbstractContextManager[socket.socket]] = listening,
     clock: Callable[[], Clock] = VirtualWallClock,
-    **limits: Any,
+    **given: Any,
 ) -> AsyncIterator[Rig]:
-    """Run a service with this silence timeout, this guard and these limits."""
+    """Run a service with these settings and limits."""
+    settings = {name: given.pop(name) for name in SETTINGS & given.keys()}
     config = Config(
-        timeout_s=timeout_s,
         socket=SocketSettings(path=folder / "g.sock"),
         state=StateSettings(dir=folder / "state", retention_s=retention_s),
-        guard=guard,
-        http=http,
-        timers=timers,
-        presence=presence,
-        cluster=cluster,
-        limits=Limits(**limits),
-        webhooks=webhooks,
+        limits=Limits(**given),
+        **settings,
     )
     with (
         closing(LogStore(config.state.dir, folder)) as store,

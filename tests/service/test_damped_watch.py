@@ -33,7 +33,7 @@ def watch_of(path: Path, **options: Any) -> Watch:
 
 @asynccontextmanager
 async def reading(rig: Rig, **options: Any) -> AsyncIterator[Watch]:
-    async with watch_of(rig._path, **options) as watch:
+    async with watch_of(rig.sidecar.config.socket.path, **options) as watch:
         await watch.connected()
         yield watch
 

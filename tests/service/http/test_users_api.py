@@ -104,9 +104,11 @@ async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
     with disk.locked(rig.store.path):
         await gateway.send(["login", "eve"])
         await rig.until(lambda: len(rig.presence) == 1)
-        found = await user(rig, "eve")
+        found, row = await user(rig, "eve"), await where(rig, "eve")
     assert (found["online"], found["gateway"]) == (True, "gw-1")
     assert (found["session"], found["records"]) == (None, [])
+    expected = {"uid": "eve", "gateway": "gw-1", "session": None, "conn": None}
+    assert row == {"users": [expected], "log": rig.store.log, "seq": 0}
     await gateway.sync()
     assert (await user(rig, "eve"))["session"] == 1
 
@@ -210,16 +212,6 @@ async def test_where_shows_a_user_by_each_device(rig: Rig) -> None:
         found = await where(rig, "many")
     assert len(found["users"]) == 8_000
     assert len(turns) > 12, "sixteen steps to write the rows"
-
-
-async def test_where_shows_a_session_once_it_is_on_disk(rig: Rig) -> None:
-    gateway = await rig.gateway("gw-1")
-    with disk.locked(rig.store.path):
-        await gateway.send(["login", "eve"])
-        await rig.until(lambda: len(rig.presence) == 1)
-        found = await where(rig, "eve")
-    row = {"uid": "eve", "gateway": "gw-1", "session": None, "conn": None}
-    assert found == {"users": [row], "log": rig.store.log, "seq": 0}
 
 
 async def test_the_most_uids_are_taken_and_others_get_their_turn_meanwhile(
