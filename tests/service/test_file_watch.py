@@ -1,6 +1,7 @@
 """Files that are removed or replaced while they are in use: said, counted, and what can
 be made anew is."""
 
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -16,6 +17,7 @@ from liveness.errors import StateError
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.file_watch import CHECK_EVERY_S
 from liveness.service.links.sockets import listening
+from liveness.service.storage import clocks_file
 from tests.service.rig import Rig, running
 
 SEEN_S = 2 * CHECK_EVERY_S
@@ -111,3 +113,33 @@ async def test_another_process_on_the_socket_is_reported_and_left_alone(
     assert rig.sidecar.why_not_ready() == []
     assert rig.counts.files_lost["gateway"] == 1
     await rig.gateway("gw")
+
+
+async def test_a_stop_keeps_the_clocks_whatever_was_asked_of_timers(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway_of("u")
+        with rig.no_room_for_timers():
+            await gateway.send(*(["after", f"{n:200}", 100] for n in range(1_000)))
+            await rig.until(lambda: rig.log_writer.failure)
+            await rig.stop()
+        assert rig.log_writer.writer.failure is None
+    assert (tmp_path / "state" / clocks_file.NAME).exists()
+
+
+async def test_a_stop_writes_no_clocks_into_the_state_of_another(
+    tmp_path: Path, jumping: MockClock, said: list[Any]
+) -> None:
+    state = tmp_path / "state"
+    async with running(tmp_path) as rig:
+        await rig.gateway_of("u")
+        state.rename(tmp_path / "aside")
+        shutil.copytree(tmp_path / "aside", state)
+        (state / clocks_file.NAME).write_bytes(b"theirs")
+        await rig.stop()
+    assert (state / clocks_file.NAME).read_bytes() == b"theirs"
+    (line,) = [
+        line for line in said if "clocks file could not be written" in line["event"]
+    ]
+    assert line["error"] == f"{rig.store.path} is not the log that is open"
