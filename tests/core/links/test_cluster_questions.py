@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.core.access import Allowed, Peer
+from liveness.core.access import Allowed
 from liveness.core.effects import AskCluster
 from liveness.core.links.cluster_questions import ClusterSession, Partial
 from liveness.core.links.link import Link
@@ -175,17 +175,3 @@ def test_the_answer_to_a_link_that_is_gone_is_dropped(cluster: Cluster) -> None:
     cluster.server.closed(link)
     cluster.answers(second, THERE)
     assert cluster.read(link) == []
-
-
-@pytest.mark.parametrize("host", ["", "a"])
-def test_all_hosts_are_offered_where_there_is_a_cluster(host: str) -> None:
-    shell = Shell(host=host)
-    link = shell.connect(Peer(7, 1_000, frozenset()))
-    shell.says(link, ["hello", {"protocol": 1, "name": "g"}], ["where", "u", ANYWHERE])
-    shell.write()
-    reader = Reader(max_frame_bytes=2**20, max_batch=4_000)
-    welcome, *answers = reader.feed(link.outbox.take_frames())
-    assert ("cluster" in welcome[1]["features"]) is bool(host)
-    assert welcome[1].get("host", "") == host
-    assert list(welcome[1]["features"]) == sorted(welcome[1]["features"])
-    assert answers == ([] if host else [("where", ())])

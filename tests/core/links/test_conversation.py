@@ -93,28 +93,6 @@ def test_an_error_that_no_frame_caused_has_the_number_of_frames_taken() -> None:
     assert link.close(Code.REPLACED, "").n == 3
 
 
-def test_consecutive_signs_become_one_request_that_others_end() -> None:
-    sign = ["keepalive", "a", {"conn": 1}]
-    answers = asked(
-        link_of(),
-        sign,
-        ["message", ["b", "c"], {"conn": [2, None]}],
-        ["ping", 1],
-        sign,
-        ["x"],
-        sign,
-        sign,
-    )
-    runs = [answer for answer in answers if isinstance(answer, ActivityBatch)]
-    assert kinds(answers) == [
-        ActivityBatch, Ping, ActivityBatch, Refusal, ActivityBatch,
-    ]  # fmt: skip
-    assert runs[0].uids == ["a", "b", "c"]
-    assert runs[0].conns == [1, 2, None]
-    assert bytes(runs[0].events) == b"\x02\x03\x03"
-    assert [run.uids for run in runs[1:]] == [["a"], ["a", "a"]]
-
-
 def test_a_link_with_too_many_refused_frames_is_closed() -> None:
     link = link_of(max_refused=3)
     answers = asked(link, *[["x"]] * 5, ["list"], now=1.0)
@@ -126,17 +104,6 @@ def test_a_link_with_too_many_refused_frames_is_closed() -> None:
     ]
     assert link.is_closed
     assert len(answers) == 4
-
-
-def test_a_frame_refused_after_it_was_taken_counts_too() -> None:
-    link = link_of(max_refused=2)
-    asked(link, ["keepalive", None], ["x"])
-    first, second = (
-        link.refuse(Code.BAD_UID, "no uid", 1.0, n=2, frame="keepalive", index=0)
-        for _ in range(2)
-    )
-    assert first == Refusal(Code.BAD_UID, "no uid", 2, False, "keepalive", 0)
-    assert (second.code, second.fatal, link.is_closed) == (Code.OVERLOADED, True, True)
 
 
 def test_refused_frames_are_forgotten_after_a_while() -> None:

@@ -3,10 +3,8 @@
 from typing import Any, Final
 
 from liveness.core.access import Peer
-from liveness.core.effects import Close
 from liveness.core.links.link import Link
 from liveness.core.links.link_troubles import (
-    KEPT_MS,
     MOST_ROWS,
     LinkTrouble,
     LinkTroubles,
@@ -104,50 +102,12 @@ def test_a_link_that_says_hello_in_the_last_moment_stays() -> None:
     assert link.is_open
 
 
-def test_a_name_is_in_use_while_it_is_linked_or_has_users() -> None:
-    shell = Shell()
-    registry = shell.parts.registry
-    link = shell.gateway()
-    shell.says(link, ["login", ["u", "v"]])
-    assert registry.names_in_use() == [("gateway", "g")] * 2
-    assert registry.why_in_use("gateway", "g") == "is connected; stop it first"
-    assert (registry.linked("gateway"), registry.linked("watcher")) == (1, 0)
-    shell.server.closed(link)
-    assert "has 2 users online" in (registry.why_in_use("gateway", "g") or "")
-    assert registry.why_in_use("watcher", "g") is None
-    shell.says(shell.gateway(), ["logout", ["u", "v"]])
-    registry.end_all("a test")
-    assert registry.why_in_use("gateway", "g") is None
-
-
-def test_at_the_end_links_that_said_hello_are_told_why() -> None:
-    shell = Shell()
-    links = [shell.gateway(), shell.connect()]
-    shell.parts.registry.end_all("a test")
-    assert [refusal_of(link) for link in links] == ["a test", None]
-    assert shell.effects() == [Close(1), Close(2)]
-    shell.parts.registry.end_all("again")
-    assert refusal_of(links[0]) == "a test"
-
-
 def unread(shell: Shell, name: str, size: int) -> Link:
     """A gateway that reads nothing of an answer of this size."""
     link = shell.gateway(name)
     shell.says(link, ["ping", "x" * size])
     link.outbox.blocked(True)
     return link
-
-
-def test_a_link_that_reads_no_answer_ends_after_its_time() -> None:
-    shell = Shell(unread_s=10.0, gateway_hold_s=20.0)
-    link, other = unread(shell, "g", 9), shell.gateway("h")
-    for seconds, is_open in ((20, True), (1, False)):
-        shell.lets_pass(seconds)
-        shell.parts.registry.end_unread(shell.attended.now)
-        assert link.is_open is is_open
-    assert (refusal_of(link), other.is_open) == ("overloaded", True)
-    assert not link.outbox.has_replies
-    assert +shell.counts.limits_met == {"limits.unread_s": 1}
 
 
 def test_if_all_leave_too_much_unread_those_with_most_end() -> None:
@@ -200,10 +160,6 @@ ADA: Final = Peer(11, 1_001, frozenset())
 EVE: Final = Peer(12, 1_002, frozenset())
 
 
-def names(troubles: LinkTroubles, at: int = T) -> list[str | None]:
-    return [row.name for row in troubles.recent(at)]
-
-
 def test_a_row_counts_and_has_the_latest_time_and_process() -> None:
     troubles = LinkTroubles()
     troubles.note("gateway", "gw", Code.REPLACED, ADA, T)
@@ -230,17 +186,6 @@ def test_links_without_a_hello_have_a_row_for_each_user() -> None:
         troubles.note(None, None, Code.NOT_ALLOWED, peer, T)
     found = [(row.name, row.unix_user, row.times) for row in troubles.recent(T)]
     assert found == [(None, 1_001, 2), (None, 1_002, 1)]
-
-
-def test_a_row_is_gone_an_hour_after_its_latest_time_and_then_begins_anew() -> None:
-    troubles = LinkTroubles()
-    troubles.note("gateway", "gw", Code.REPLACED, ADA, T)
-    troubles.note("gateway", "gw", Code.REPLACED, ADA, T + 1_000)
-    assert names(troubles, T + 1_000 + KEPT_MS - 1) == ["gw"]
-    assert names(troubles, T + 1_000 + KEPT_MS) == []
-    troubles.note("gateway", "gw", Code.REPLACED, ADA, T + 2 * KEPT_MS)
-    (row,) = troubles.recent(T + 2 * KEPT_MS)
-    assert (row.times, row.since) == (1, T + 2 * KEPT_MS)
 
 
 def test_any_number_of_names_leaves_the_latest_hundred() -> None:

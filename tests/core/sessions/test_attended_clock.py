@@ -10,12 +10,10 @@ from liveness.core.sessions.attended_clock import (
     LONG_ABSENCE_S,
     SLACK_S,
     AttendedClock,
-    WindowedMax,
 )
 from tests.helpers.strategies import BOUNDED
 
 SETTLE_S, PATIENCE_S = 2.0, 10.0
-SPAN_S = 5.0
 
 
 def clock_at(mono: float, cpu: float = 0.0) -> AttendedClock:
@@ -89,19 +87,6 @@ def test_a_link_that_cannot_be_read_empty_stops_the_clock_no_longer_than_patienc
     assert not clock.is_paused
 
 
-def test_a_pause_in_which_gateways_were_not_away_lasts_until_all_is_read(
-    clock: AttendedClock,
-) -> None:
-    clock.pause(100.0, reconnect_grace=0.0)
-    clock.resume_if_caught_up(mono=101.0, all_read=False)
-    assert clock.is_paused
-    clock.resume_if_caught_up(mono=101.0, all_read=True)
-    assert not clock.is_paused
-    clock.pause(101.0)
-    clock.resume_if_caught_up(mono=102.0, all_read=True)
-    assert clock.is_paused
-
-
 def test_a_clock_that_goes_is_not_stopped_by_having_caught_up(
     clock: AttendedClock,
 ) -> None:
@@ -148,14 +133,6 @@ def test_attended_time_is_a_part_of_monotonic_time_and_the_rest_is_counted(
         clock.resume_if_caught_up(mono=mono, all_read=all_read)
 
 
-def test_the_highest_value_is_shown_for_one_to_two_spans() -> None:
-    highest = WindowedMax(SPAN_S)
-    for value, mono in ((9.0, 1.0), (3.0, 4.0), (2.0, 7.0)):
-        highest.note(value, mono)
-    shown = [highest.recent(mono) for mono in (8.0, 14.0, 15.0)]
-    assert shown == [9.0, 2.0, 0.0]
-
-
 def absences(*spans: tuple[float, float, str | None]) -> Absences:
     """Since second 0."""
     noted = Absences(0.0)
@@ -178,11 +155,6 @@ def test_nobody_was_listened_to_before_the_start() -> None:
 def test_absences_that_overlap_count_once() -> None:
     noted = absences((1, 2, None), (10, 20, None), (15, 25, None), (25, 26, None))
     assert noted.listened_s("g", 0, 30) == 30 - 1 - 16
-
-
-def test_an_absence_within_the_last_one_does_not_shorten_it() -> None:
-    noted = absences((10, 20, None), (12, 13, None))
-    assert noted.listened_s("g", 0, 30) == 20
 
 
 def test_many_absences_are_kept_as_fewer_and_none_is_forgotten() -> None:

@@ -8,14 +8,13 @@ from liveness.core.sessions.clearance import (
     AWAY,
     MUTE,
     NEVER,
-    SHORT_PAUSE_S,
     STORM,
     UNREAD,
     Clearance,
     GatewayState,
 )
 from liveness.core.wheel.wheel import Wheel
-from tests.core.scene import ALL, Scene, Shown
+from tests.core.scene import Scene, Shown
 from tests.helpers.strategies import BOUNDED, examples
 
 HOLD_S, SETTLE_S = 60.0, 2.0
@@ -87,51 +86,12 @@ def test_a_link_is_read_itself_though_the_last_was_read_at_the_same_instant() ->
     assert gateway.clearance(100.0, hold=HOLD_S).silence == NEVER
 
 
-def test_a_short_pause_of_reading_gives_no_time_to_settle(
-    gateway: GatewayState,
-) -> None:
-    gateway.reading_paused(150.0)
-    gateway.reading_resumed(150.0 + SHORT_PAUSE_S)
-    assert gateway.grace_until == 100.0 + SETTLE_S
-
-
-@pytest.mark.parametrize(
-    ("users", "timeout", "in_force", "until"),
-    [
-        (3, 60.0, 60.0, NEVER),
-        (3, 30.0, 30.0, NEVER),
-        (3, 20.0, 30.0, 140.0),
-        (0, 20.0, 20.0, NEVER),
-    ],
-    ids=["longer", "the same", "shorter", "shorter, of nobody"],
-)
-def test_a_longer_timeout_is_in_force_at_once_and_a_shorter_one_later(
-    users: int, timeout: float, in_force: float, until: float
-) -> None:
-    gateway = GatewayState("g", 0, SETTLE_S, users=users)
-    gateway.set_in_force(30.0, 100.0, before=0.0)
-    gateway.set_in_force(timeout, 110.0, before=30.0)
-    assert (gateway.in_force, gateway.in_force_until) == (in_force, until)
-
-
 def test_a_gateway_heard_at_the_instant_of_a_miss_can_miss_again(
     pinging: GatewayState,
 ) -> None:
     pinging.count_miss(200.0)
     pinging.heard(200.0)
     assert pinging.has_missed(300.0)
-
-
-@pytest.mark.parametrize(
-    ("now", "silence", "why"),
-    [(101.75, NEVER, UNREAD), (102.0, 102.0, None)],
-    ids=["settling", "settled"],
-)
-def test_a_new_link_is_given_time_to_send_what_it_had_collected(
-    gateway: GatewayState, now: float, silence: float, why: str | None
-) -> None:
-    gateway.empty_at = now
-    assert gateway.clearance(now, hold=HOLD_S) == (silence, now - HOLD_S, NEVER, why)
 
 
 def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
@@ -149,18 +109,6 @@ def test_a_renewed_user_waits_for_a_gateway_that_is_away_and_for_no_mute_one(
     assert pinging.clearance_of_renewed(150.0) == (NEVER, 150.0, NEVER, MUTE)
     pinging.unlinked(150.0)
     assert pinging.clearance_of_renewed(151.0) == (NEVER, 149.0, NEVER, AWAY)
-
-
-def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then(
-    pinging: GatewayState,
-) -> None:
-    pinging.heard(105.0)
-    assert pinging.clearance(105.0, hold=HOLD_S).renew == NEVER
-    pinging.heard(110.25)
-    pinging.heard(112.0)
-    pinging.empty_at = 113.0
-    cleared = pinging.clearance(113.0, hold=HOLD_S)
-    assert cleared == (113.0, 53.0, 110.25, None)
 
 
 @pytest.mark.parametrize(
@@ -189,26 +137,6 @@ def test_a_promise_is_broken_once_late_by_as_much_again_and_by_a_second_at_least
     assert gateway.absence(kept + 0.001) == MUTE
 
 
-def test_a_broken_promise_is_counted_once_until_the_gateway_is_heard(
-    pinging: GatewayState,
-) -> None:
-    pinging.count_miss(100.0)
-    assert (pinging.mutes, pinging.has_missed(105.0)) == (0, False)
-    assert pinging.has_missed(105.25)
-    pinging.count_miss(105.25)
-    assert not pinging.has_missed(300.0)
-    pinging.heard(300.0)
-    assert not pinging.has_missed(301.0)
-    assert pinging.has_missed(306.0)
-    pinging.count_miss(306.0)
-    pinging.heard(310.0)
-    pinging.reading_paused(316.0)  # it is the sidecar that does not read
-    assert not pinging.has_missed(316.0)
-    pinging.unlinked(316.0)
-    assert not pinging.has_missed(400.0)
-    assert pinging.mutes == 2
-
-
 # --- what happens to the users ---------------------------------------------------------
 
 
@@ -224,40 +152,6 @@ def test_users_of_a_mute_gateway_are_held_and_get_a_fresh_timeout_when_it_is_hea
     assert live(scene, 30, "g") == []
     (record,) = live(scene, 0.25, "g")
     assert (record["reason"], record["silence"]) == ("silence", 70.5)
-
-
-@pytest.mark.parametrize("is_heard", [True, False])
-def test_a_fresh_timeout_after_a_hold_is_no_lateness_until_the_user_is_heard(
-    scene: Scene, *, is_heard: bool
-) -> None:
-    live(scene, 31, "h")
-    live(scene, 1, "g")
-    heard = scene.mono
-    if is_heard:
-        scene.hear("g", ("keepalive", "user of g", None))
-    live(scene, 28, "g")
-    scene.pass_time(2.25)
-    scene.read("g")
-    scene.presence.wheel.advance(scene.now, ALL)
-    scene.firing.fire(scene.at, limit=9)
-    assert scene.presence.decided.take().records.due == [
-        heard + 30 if is_heard else 0.0
-    ]
-    assert scene.firing.early == 0
-
-
-def test_a_user_with_a_fresh_timeout_waits_no_longer_than_for_a_reconnect(
-    scene: Scene,
-) -> None:
-    live(scene, 31, "h")
-    scene.wait(0, "g")
-    assert live(scene, 29.5, "g") == []
-    scene.unlink("g")
-    assert scene.wait(1.5) == []
-    scene.link("g", ping=2.5)
-    assert scene.wait(0.75, "g") == []
-    assert scene.firing.held(scene.now)[UNREAD] == 1
-    assert reasons(scene.wait(0.25, "g")) == [("user of g", "gateway_lost")]
 
 
 def test_a_fresh_timeout_ends_with_the_hold_and_leaves_time_to_settle(

@@ -12,7 +12,6 @@ from liveness.core.records import OnlineRow, Uid
 from liveness.core.sessions.firing import UserStatus
 from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED
 from liveness.core.wheel.wheel import Wheel
-from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.link_requests import Login, Logout
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.helpers.strategies import NO_UIDS
@@ -111,18 +110,6 @@ def test_an_older_connection_that_says_when_it_began_is_told_who_has_the_user(
     assert clocked.presence.wheel.find("u") == before
 
 
-@pytest.mark.parametrize("opened", ["by a keepalive", "without began"])
-def test_a_newer_connection_wins_over_a_session_of_unknown_beginning(
-    clocked: Scene, opened: str
-) -> None:
-    """Only the moment at which that session was read is known, and that was late."""
-    if opened == "by a keepalive":
-        clocked.hear("g", ("keepalive", "u", 1))
-    else:
-        clocked.login("g", ["u"], [1])
-    assert brief(clocked.login("h", ["u"], [2], began=began(clocked, 1))) == MOVED
-
-
 def test_the_login_of_a_session_that_a_keepalive_opened_tells_when_it_began(
     clocked: Scene,
 ) -> None:
@@ -142,14 +129,6 @@ def test_signs_of_life_do_not_forget_when_a_connection_began(clocked: Scene) -> 
     clocked.hear("g", ("message", "u", 1))
     older = clocked.login("h", ["u"], [2], began=began(clocked, 12))
     assert is_refused_as_older(older)
-
-
-def test_a_session_keeps_the_beginning_that_its_first_login_said(
-    clocked: Scene,
-) -> None:
-    clocked.login("g", ["u"], [1], began=began(clocked, 60))
-    assert clocked.login("g", ["u"], [1], began=began(clocked, 1)) == []
-    assert clocked.kept["u"].start_ms == clocked.state_ms - 60_000
 
 
 def test_a_login_may_say_of_some_users_only_when_they_connected(clocked: Scene) -> None:
@@ -175,14 +154,6 @@ def test_a_beginning_on_another_clock_or_in_the_future_is_not_used(
 def test_a_beginning_may_be_rounded_up_by_a_millisecond(clocked: Scene) -> None:
     clocked.login("g", ["u"], [1], began=began(clocked, -0.001))
     assert clocked.presence.began_unused["future"] == 0
-
-
-def test_a_connection_of_the_greatest_age_fits_on_disk(scene: Scene) -> None:
-    scene.login("g", ["u"], age=MAX_AGE_S)
-    assert abs(scene.kept["u"].start_ms) < 2**63
-    scene.crash()
-    scene.link("h")
-    assert brief(scene.login("h", ["u"], age=MAX_AGE_S - 60)) == MOVED
 
 
 # --- signs of life -----------------------------------------------------------------
@@ -319,17 +290,6 @@ def test_three_gateways_take_turns_even_if_only_one_is_judged_at_a_time(
         assert {shown["gateway"] for shown in judged} == {"g", "h", "i"}
 
 
-def test_what_one_gateway_leaves_of_its_share_another_one_uses(scene: Scene) -> None:
-    for name in ("i", "j", "k"):
-        scene.link(name)
-        scene.login(name, [f"{name}{number}" for number in range(5)])
-    scene.login("g", range(1_000))
-    scene.login("h", ["only"])
-    come_due(scene, "g", "h")  # the others are unread, so their users are held
-    for _ in range(7):
-        assert scene.firing.fire(scene.at, limit=100) == 100
-
-
 # --- what is kept and counted --------------------------------------------------------
 
 
@@ -360,15 +320,6 @@ def test_a_change_without_a_record_is_kept_too(scene: Scene) -> None:
     for conn, timeout in [(None, 45.0), (5, 45.0), (5, None)]:
         assert scene.login("g", ["u"], [conn], timeout=timeout) == []
         assert scene.kept["u"] == OnlineRow(1, "u", began, conn, "g", timeout)
-
-
-def test_a_sign_of_life_alone_writes_nothing(scene: Scene) -> None:
-    scene.login("g", ["u"], [5], timeout=45)
-    scene.wait(5, "g")
-    g = scene.gateway("g")
-    scene.presence.heard(g, run_of(["keepalive", "u", {"conn": 5}]), scene.at)
-    scene.presence.login(g, Login(["u"], [5], 45, 9.0), scene.at)
-    assert not scene.presence.decided.take()
 
 
 def test_a_list_of_events_is_one_change_of_each_counter(scene: Scene) -> None:
@@ -409,30 +360,6 @@ def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> Non
     assert status is not None
     assert (status.last, status.seen, status.since) == (None, None, began)
     assert (status.fires_in, status.absence) == (30.0, "away")
-
-
-def test_the_status_of_a_user_that_is_due_says_what_it_waits_for(scene: Scene) -> None:
-    scene.link("g", ping=2.5)
-    scene.login("g", ["u"])
-    scene.wait(29.5, "g")
-
-    def status() -> tuple[object, ...]:
-        found = scene.firing.status_of("u", scene.at)
-        assert found is not None
-        return found.slot is None, found.fires_in, found.held, found.absence
-
-    assert status() == (False, 0.5, None, None)
-    scene.pass_time(0.51)
-    scene.presence.wheel.advance(scene.now, ALL)
-    assert status() == (True, 0.0, "unread", None)
-    scene.pass_time(5.0)
-    assert status() == (True, 0.0, "mute", "mute")
-    assert scene.firing.held(scene.now)["mute"] == 1
-    scene.gateway("g").reconnect_grace = 2.0
-    scene.unlink("g")
-    assert status() == (True, 0.0, "away", "away")
-    scene.pass_time(2.0)
-    assert status() == (True, 0.0, None, "away")
 
 
 # --- restarts ------------------------------------------------------------------------

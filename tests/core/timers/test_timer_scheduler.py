@@ -1,51 +1,18 @@
 """The ring of the coming hour, and what an attempt has of its time."""
 
-from collections import Counter
-from typing import Final
-
 import pytest
 
 from liveness.core.sessions.absences import MOST_ABSENCES
-from liveness.core.timer_states import RETRY_POLICY, RetryPolicy
 from liveness.core.wheel.wheel import Wheel
 from tests.core.timers_rig import TAKEN_AT_ONCE, Rig
 
 WheelClass = type[Wheel]
-
-# A run of two seconds, and four attempts.
-SHORT: Final = RetryPolicy(2_000, (500, 1_000, 70_000))
-# A bucket of the ring passes before it is looked at.
-PROMPT_MS: Final = 100
 
 
 @pytest.fixture
 def rig(wheel_class: WheelClass) -> Rig:
     """No timers yet, with the default retry policy."""
     return Rig(wheel_class)
-
-
-def test_timers_beyond_the_next_hour_are_not_in_memory(rig: Rig) -> None:
-    rig.wait(1)
-    rig.after("soon", 3_000)
-    rig.after("far", 5_000)
-    rig.wait(1)
-    assert rig.timetable.loaded == 1
-    rig.wait(2_000)
-    assert rig.timetable.loaded == 2
-    assert [it.key for it in rig.wait(1_010)] == ["soon"]
-    rig.done("soon")
-    assert [it.key for it in rig.wait(2_000)] == ["far"]
-
-
-def test_a_start_loads_in_pieces_and_fires_in_order(rig: Rig) -> None:
-    for number in range(4_500):
-        rig.after(f"k{number}", 10 + number // 500)
-    rig.commit()
-    rig.start()
-    rig.turn()
-    assert rig.timetable.loaded == 4_500
-    records = rig.wait(20)
-    assert [it.key for it in records] == [f"k{number}" for number in range(4_500)]
 
 
 def test_a_ring_that_holds_too_much_is_begun_anew_and_nothing_is_lost(
@@ -146,24 +113,6 @@ def test_many_timers_of_one_gateway_do_not_delay_the_one_of_another(rig: Rig) ->
     assert [record.gateway for record in rig.log].count("one") == 1
 
 
-def test_undelivered_runs_do_not_keep_other_timers_from_the_ring(
-    wheel_class: WheelClass,
-) -> None:
-    rig = Rig(wheel_class, retry_policy=SHORT, max_loaded=10, rows_at_once=3)
-    rig.handed["away"] = 0
-    for number in range(30):
-        rig.after(f"k{number}", 1, gateway="away")
-    rig.wait(20)
-    assert len(rig.log) == 30
-    rig.after("k", 5, gateway="here")
-    (record,) = rig.wait(5.1)
-    assert record.gateway == "here"
-    del rig.handed["away"]
-    rig.done("k", gateway="here")
-    again = rig.wait((SHORT.away_ms + SHORT.waits_ms[0]) / 1000 + 0.5)
-    assert Counter(it.attempt for it in again) == {2: 30}
-
-
 def absent(rig: Rig, seconds: float) -> None:
     rig.timetable.turned(rig.now)
     rig.to(rig.state_s + seconds)
@@ -210,23 +159,3 @@ def test_a_run_ends_however_often_the_gateway_was_not_read(rig: Rig) -> None:
         rig.wait(0.5)
         absent(rig, 0.5)
     assert rig.timer("k").attempts == 2
-
-
-@pytest.mark.parametrize(("run_s", "again_s"), [(6, 60), (60, 600), (900, 900)])
-def test_a_run_that_its_gateway_was_not_handed_is_seldom_looked_at(
-    wheel_class: WheelClass, run_s: int, again_s: int
-) -> None:
-    rig = Rig(
-        wheel_class, retry_policy=RetryPolicy(run_s * 1_000, RETRY_POLICY.waits_ms)
-    )
-    rig.handed["g"] = 0
-    rig.after("k", 1)
-    rig.wait(1.1)
-    fired_ms = rig.timer("k").fired
-    assert fired_ms is not None
-    rig.wait(3_000)
-    timer = rig.timer("k")
-    assert (timer.state, timer.attempts, len(rig.log)) == ("fired", 1, 1)
-    times = (3_000 - run_s) // again_s + 1
-    next_ms = 1_000 * (run_s + times * again_s)
-    assert (timer.next or 0) - fired_ms == pytest.approx(next_ms, abs=times * PROMPT_MS)

@@ -271,11 +271,3 @@ def test_above_max_live_none_is_taken_until_some_have_ended(
     rig.commit()
     assert all(rig.after(f"next{number}", 5) for number in range(3))
     assert not rig.after("one more", 5)
-
-
-def test_states_follow_what_is_forgotten(rig: Rig) -> None:
-    rig.done("k", seq=fired(rig))
-    rig.commit()
-    assert rig.timetable.states["done"] == 1
-    rig.timetable.deleted({"done": 1})
-    assert +rig.timetable.states == {}
