@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import trio
 from starlette.datastructures import Headers
@@ -40,7 +41,7 @@ def scope_of(
         "http_version": "1.1",
         "method": method,
         "scheme": "http",
-        "path": path,
+        "path": unquote(path),
         "raw_path": path.encode(),
         "query_string": query.encode(),
         "root_path": "",
@@ -134,7 +135,8 @@ class Reader:
     async def _line(self) -> str | None:
         while "\n" not in self._text:
             try:
-                self._text += await self._pieces.receive()
+                with trio.fail_after(LONG_S):
+                    self._text += await self._pieces.receive()
             except trio.EndOfChannel:
                 assert not self._text
                 return None
@@ -143,10 +145,6 @@ class Reader:
 
     async def event(self) -> Event | None:
         """The next event; None when there are no more."""
-        with trio.fail_after(LONG_S):
-            return await self._event()
-
-    async def _event(self) -> Event | None:
         fields: dict[str, str] = {}
         while (line := await self._line()) is not None:
             if line.startswith(":"):

@@ -19,7 +19,7 @@ from liveness.service.http.live_api import MAX_RECORDS
 from liveness.service.storage.log_tail import TailEntry
 from tests.service.http.asgi import LONG_S, Event, Reader, ask, reading
 from tests.service.http.doors import DOCUMENT, validate
-from tests.service.rig import Caller, Rig
+from tests.service.rig import Rig
 
 USERS = ["7", 8, 'quo"te', 2**53 + 1, "int:7", "str:int:7", "İ\u2028\\"]
 NAMES = [
@@ -380,22 +380,7 @@ def test_what_is_sent_at_once_is_bounded_in_bytes() -> None:
 
 
 SETTLE_S = 5
-
-
-@asynccontextmanager
-async def settling(
-    rig: Rig, query: str = "", last: str | None = None
-) -> AsyncIterator[Reader]:
-    """A stream that has said where it begins."""
-    headers = {} if last is None else {"last-event-id": last}
-    target = f"/v1/feed?settle_s={SETTLE_S}{query}"
-    async with reading(rig.door(), target, headers=headers) as reader:
-        await reader.event()
-        yield reader
-
-
-async def does(gateway: Caller, name: str, *uids: str) -> None:
-    await gateway.apply([name, [*uids]])
+SETTLING = f"?settle_s={SETTLE_S}"
 
 
 def seqs_of(events: list[Event]) -> list[int]:
@@ -409,13 +394,13 @@ def position_of(event: Event) -> int:
 
 async def test_an_offline_settles_though_the_log_is_still(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
-    async with settling(rig) as reader:
+    async with feed(rig, 2, SETTLING) as reader:
         began = trio.current_time()
-        await does(gateway, "logout", "ada", "bob")
-        await does(gateway, "login", "bob")
+        await gateway.apply(["logout", ["ada", "bob"]])
+        await gateway.apply(["login", ["bob"]])
         assert seqs_of(await reader.events(1)) == [3]
         assert SETTLE_S <= trio.current_time() - began < SETTLE_S + 0.2
-        await does(gateway, "logout", "bob")
+        await gateway.apply(["logout", ["bob"]])
         await trio.sleep(1)
         await rig.stop()
         end = await reader.event()
@@ -425,18 +410,18 @@ async def test_an_offline_settles_though_the_log_is_still(rig: Rig) -> None:
 
 async def test_a_reader_that_reconnects_by_the_last_id_loses_nothing(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada"], kinds=[])
-    async with settling(rig) as reader:
-        await does(gateway, "logout", "ada")
-        await does(gateway, "login", "bob", "eve")
+    async with feed(rig, 1, SETTLING) as reader:
+        await gateway.apply(["logout", ["ada"]])
+        await gateway.apply(["login", ["bob", "eve"]])
         events = await reader.events(2)
         assert seqs_of(events) == [3, 4]
         assert [*map(position_of, events)] == [1, 1]
-    async with settling(rig, last=events[-1].id) as reader:
+    async with feed(rig, 1, SETTLING, last=events[-1].id or "") as reader:
         events = await reader.events(3)
         assert seqs_of(events) == [3, 4, 2]
         assert [*map(position_of, events)] == [1, 1, 4]
-    async with settling(rig, last=events[-1].id) as reader:
-        await does(gateway, "login", "dan")
+    async with feed(rig, 4, SETTLING, last=events[-1].id or "") as reader:
+        await gateway.apply(["login", ["dan"]])
         (event,) = await reader.events(1)
         assert (event.data["seq"], position_of(event)) == (5, 5)
 
@@ -445,9 +430,9 @@ async def test_a_reader_that_reconnects_by_the_last_id_loses_nothing(rig: Rig) -
 async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
     users = [f"user-{n}" for n in range(103)]
     gateway = await rig.gateway_of(users, kinds=[])
-    async with settling(rig) as reader:
+    async with feed(rig, 103, SETTLING) as reader:
         began = trio.current_time()
-        await does(gateway, "logout", *users)
+        await gateway.apply(["logout", users])
         assert seqs_of(await reader.events(3)) == [104, 105, 106]
         assert trio.current_time() - began < SETTLE_S
         assert rig.counts.limits_met["limits.max_settling"] == 3
@@ -457,8 +442,8 @@ async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
 async def test_offlines_that_wait_are_no_backlog(rig: Rig) -> None:
     users = [f"user-{n}" for n in range(300)]
     gateway = await rig.gateway_of(users, kinds=[])
-    async with settling(rig, "&kind=offline") as reader:
+    async with feed(rig, 300, f"{SETTLING}&kind=offline") as reader:
         for n in range(0, 300, 90):
-            await does(gateway, "logout", *users[n : n + 90])
+            await gateway.apply(["logout", users[n : n + 90]])
             await trio.sleep(0.1)
         assert seqs_of(await reader.events(300)) == [*range(301, 601)]

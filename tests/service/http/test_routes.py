@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import unquote
 
 import jsonschema
 import pytest
@@ -93,8 +92,7 @@ async def test_nothing_but_reading_passes_the_tcp_door(
     ],
 )
 async def test_nothing_but_the_files_of_the_folder_is_served(target: str) -> None:
-    # A server gives the path unquoted, as it came but for that.
-    answer = await ask(with_page([]), "GET", unquote(target))
+    answer = await ask(with_page([]), "GET", target)
     assert answer.status == 404
     assert b"root:" not in answer.body
     assert b"import" not in answer.body

@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import pytest
 import trio
@@ -14,28 +14,20 @@ from liveness.service.http.users_api import MAX_RECORDS, MOST_UIDS, WHERE, WHERE
 from liveness.service.storage.database import connect
 from liveness.text import uid_text
 from tests.helpers import disk
-from tests.service.http.asgi import Answer, ask
-from tests.service.http.doors import Doors, validate_answer
+from tests.service.http.asgi import Answer
+from tests.service.http.doors import Doors
 from tests.service.rig import Rig
 
 
-async def user(rig: Rig, uid: str | int, query: str = "") -> dict[str, Any]:
-    answer = await ask_for(rig, f"{quote(uid_text(uid), safe='')}{query}")
+async def user(rig: Rig, uid: str | int) -> dict[str, Any]:
+    answer = await ask_for(rig, quote(uid_text(uid), safe=""))
     assert answer.status == 200, answer.body
     found: dict[str, Any] = json.loads(answer.body)
     return found
 
 
 async def ask_for(rig: Rig, name: str) -> Answer:
-    """As a server has it: the path read, and beside it the bytes that came."""
-
-    async def with_path(scope: Any, receive: Any, send: Any) -> None:
-        path = unquote(scope["raw_path"].decode())
-        await rig.door()({**scope, "path": path}, receive, send)
-
-    answer = await ask(with_path, "GET", f"/v1/users/{name}")
-    validate_answer("GET", f"/v1/users/{name}", answer)
-    return answer
+    return await Doors(rig).get(f"/v1/users/{name}")
 
 
 async def test_a_user_is_shown_from_login_to_silence(rig: Rig) -> None:
