@@ -8,10 +8,32 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.cluster.format import field_of, partition_of, sessions_of
-from liveness.core.records import ONLINE, OnlineRow, Record, Uid
+from liveness.cluster.format import (
+    Place,
+    ending_bytes,
+    field_of,
+    partition_of,
+    place_bytes,
+    session_bytes,
+    sessions_of,
+)
+from liveness.core.records import (
+    OFFLINE,
+    ONLINE,
+    Logged,
+    OnlineRow,
+    Record,
+    TimerRecord,
+    Uid,
+)
 from liveness.service.outlets.cluster.host import ClusterHost
-from liveness.service.outlets.cluster.host_state import REAP_PAUSE_S, HostIdentity
+from liveness.service.outlets.cluster.host_state import (
+    CALL_CHANGES,
+    REAP_PAUSE_S,
+    REAP_USERS,
+    HostIdentity,
+    nonce_of,
+)
 from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.partition_clock import PartitionClock
@@ -53,10 +75,10 @@ def part(identity: HostIdentity) -> Partition:
 
 def keep(last: int, clock_us: int = REDIS_US) -> list[Any]:
     """The answer to a beginning: Redis has everything up to this seq."""
-    return [b"keep", last, 1, clock_us, REDIS_US, 1]
+    return [b"keep", last, 3, clock_us, REDIS_US, 4]
 
 
-RESET: Final = [b"reset", 0, 2, REDIS_US, REDIS_US, 1]
+RESET: Final = [b"reset", 0, 2, REDIS_US, REDIS_US, 4]
 # To a look: of one host nothing was heard; or: another host has just looked.
 QUIET: Final = [b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US]
 LATER: Final = [b"later", LEASE_US]
@@ -116,6 +138,121 @@ def until_call(
         part.answered(looked if call.function == "look" else beat_answer(now), now)
 
 
+def test_a_host_begins_in_each_partition_and_each_time_with_a_new_epoch(
+    identity: HostIdentity,
+) -> None:
+    identity.newest = 7
+    first, second = Partition(0, identity), Partition(1, identity)
+    *begun, _ = next_of(first, 0.0).args
+    assert begun == ["a", WALL_MS + 1, 1, "log", 7, "1 1 -", LEASE_US, 1, 1]
+    first.answered(keep(0, 0), 0.0)
+    first.lose_records()
+    first.next_call(0.0, WALL_MS)
+    first.answered(RESET, 0.0)
+    first.give_list(list_of())
+    first.next_call(0.0, WALL_MS)
+    first.answered([b"gap"], 0.0)
+    # It lists its sessions anew, and takes the name from no other process any more.
+    *begun, _ = next_of(first, 0.0).args
+    assert begun == ["a", WALL_MS + 3, 4, "log", 7, "1 1 -", LEASE_US, 0, 0]
+    assert next_of(second, 0.0).args[1:3] == [WALL_MS + 4, 4]
+
+
+def test_an_epoch_is_above_all_that_redis_knows_of_the_name(
+    identity: HostIdentity,
+) -> None:
+    part = Partition(0, identity)
+    for epoch, known in ((1, 500), (501, 501), (502, 600)):
+        assert next_of(part, 0.0).args[1] == WALL_MS + epoch
+        assert part.answered([b"epoch", WALL_MS + known], 0.0) == "epoch"
+
+
+def test_a_call_has_the_changes_and_between_which_records_they_are(
+    part: Partition, identity: HostIdentity
+) -> None:
+    identity.call_changes = 2
+    end = Change(12, b"bob", "/tv", 9, "g", WALL_MS, "logout", has_ended=True)
+    assert part.add(change(11, WALL_MS - 3_000), 1.0)
+    assert part.next_at() == 1.02
+    assert part.add(end, 1.01)
+    call = next_of(part, 1.01, WALL_MS + 1_010)  # at once, as it is full
+    *head, _token, clock_ms, count = call.args[:10]
+    assert (call.function, call.last, call.changes) == ("apply", 12, count)
+    assert head[:6] == ["a", identity.epoch, 4, 3, 10, 12]
+    assert (clock_ms, count) == (WALL_MS + 1_010, 2)
+    since = WALL_MS - 3_000
+    assert call.args[10:] == [
+        *(b"ada", b"bob", session_bytes(3, 11, since, b"g", b""), ending_bytes(9)),
+        place_bytes(Place("ada", "a", "g", 11, since, "login")),
+        place_bytes(Place("bob", "a", "g", 9, 0, "logout", "/tv")),
+    ]
+
+
+def test_what_one_call_does_not_take_lingers_for_the_next(
+    part: Partition, identity: HostIdentity
+) -> None:
+    identity.call_changes = 2
+    for seq in (11, 12, 13):
+        part.add(change(seq, WALL_MS + seq), 1.0)
+    assert next_of(part, 1.0).changes == 2
+    part.answered([*taken()[:8], 42], 1.5)
+    assert (part.last, part.queued, part.oldest_at) == (12, 1, WALL_MS + 13)
+    assert (part.users, part.followed_at) == (42, 1.5)
+    assert part.next_at() == 1.52
+    assert next_of(part, 1.52).args[4:6] == [12, 13]
+    part.answered(taken(), 1.6)
+    assert (part.queued, part.oldest_at) == (0, None)
+    assert part.next_call(1.7, WALL_MS) is None
+
+
+def test_a_long_list_is_sent_in_pieces_and_what_follows_it_at_once(
+    part: Partition,
+) -> None:
+    part.lose_records()
+    part.next_call(1.0, WALL_MS)
+    part.answered(RESET, 1.0)
+    made = SessionList()
+    for seq in range(CALL_CHANGES + 1):
+        made.add(change(seq))
+    made.pack()
+    made.reached = 20
+    part.give_list(made)
+    for before, last, changes in ((0, -1, CALL_CHANGES), (1, 20, 1)):
+        assert part.mode is Mode.ASSERTING
+        call = next_of(part, 1.0)
+        assert (call.args[4:6], call.changes) == ([before, last], changes)
+        part.answered([b"ok", REDIS_US, 0, REDIS_US], 1.0)
+    assert (part.mode, part.last, part.read_to) == (Mode.FOLLOWING, 20, 20)
+    assert next_of(part, 1.0).args[4:6] == [20, 20]
+
+
+def test_calls_without_an_answer_are_made_less_and_less_often_until_one_has_it(
+    identity: HostIdentity,
+) -> None:
+    part, now = Partition(0, identity), 0.0
+    for pause in (0.1, 0.2, 0.4, 0.8, 1.6, 2.5, 2.5):
+        assert next_of(part, now).function == "begin"
+        part.failed(now)
+        part.failed(now)  # none is under way now
+        assert 0.75 * pause <= part.next_at() - now <= 1.25 * pause
+        now = part.next_at()
+    part.next_call(now, WALL_MS)
+    part.answered(keep(0, 0), now)
+    assert next_of(part, now).function == "beat"
+    part.failed(now)
+    assert 0.075 <= part.next_at() - now <= 0.125
+
+
+@pytest.mark.parametrize(("ahead", "is_replaced"), [(0, False), (1, True)])
+def test_only_an_epoch_above_its_own_tells_a_process_that_it_was_replaced(
+    part: Partition, identity: HostIdentity, ahead: int, is_replaced: bool
+) -> None:
+    part.add(change(11), 1.0)
+    part.next_call(1.1, WALL_MS)
+    part.answered([b"epoch", identity.epoch + ahead], 1.1)
+    assert (part.mode, identity.is_stopped) == (Mode.BEGINNING, is_replaced)
+
+
 def test_an_answer_that_comes_after_records_were_lost_is_of_no_use(
     part: Partition,
 ) -> None:
@@ -173,6 +310,8 @@ def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
     assert not part.wants_list
     assert part.next_call(1.0, WALL_MS) is None  # not at once
     assert next_of(part, 1.2).function == "begin"
+    part.answered(RESET, 1.2)
+    assert part.wants_list
 
 
 @pytest.mark.parametrize(
@@ -336,25 +475,25 @@ def test_a_host_lists_its_sessions_if_another_program_changed_the_users(
     assert next_of(part, part.next_at()).args[7] == 0  # not to be kept
 
 
-@pytest.mark.parametrize("is_away", [False, True])
+@pytest.mark.parametrize("rival", ["silent", "heard", "unknown"])
 def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
-    identity: HostIdentity, is_away: bool
+    identity: HostIdentity, rival: str
 ) -> None:
-    identity.may_take = False
-    part, now, asked = Partition(0, identity), 0.0, []
-    while now < 2 * LEASE_S:
-        call = next_of(part, now)
-        assert call.function == "begin"
-        asked.append((now, call.args[8]))
-        if is_away and now > LEASE_S / 2:
+    part, now, took, beat = Partition(0, identity), 50.0, [], 77
+    next_of(part, now)
+    part.answered([b"replaced", 5, beat], now)
+    assert identity.is_stopped
+    while (now := part.next_at()) < 50.0 + 2 * LEASE_S:
+        took.append((round(now), next_of(part, now).args[8]))
+        if rival == "unknown" and now > 50.0 + LEASE_S / 2:
             part.failed(now)  # and maybe the other one had no answer either
         else:
-            part.answered([b"replaced", 5, 77], now)
-        now = part.next_at()
-    took = [now for now, beat in asked if beat == 77]
-    assert all(beat in {0, 77} for _, beat in asked)
-    assert (took == []) is is_away
-    assert not took or LEASE_S <= took[0] <= LEASE_S * 4 / 3
+            beat += rival == "heard"
+            part.answered([b"replaced", 5, beat], now)
+    if rival == "silent":
+        assert took == [(60, 0), (70, 0), (80, 77), (90, 77), (100, 77)]
+    else:
+        assert {beat for _, beat in took} == {0}
 
 
 def test_another_lease_is_known_until_it_is_no_more(
@@ -386,44 +525,146 @@ def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) ->
     assert "fence" not in made
 
 
-def test_sessions_of_a_lost_host_are_reaped_in_steps(
-    part: Partition, identity: HostIdentity
-) -> None:
-    lost = list[tuple[bytes, int]]()
-    identity.on_fenced = lambda host, number: lost.append((host, number))
-    now, _ = until_call(part, "fence")
-    part.answered([b"ok"], now)
-    assert lost == [(b"b", 0)]
-    for cursor, after, stale in ((0, b"7", 1), (b"7", b"9", 0)):
-        now, call = until_call(part, "reap", LATER)
-        assert call.args[0] == cursor
-        part.answered([b"ok", after, 400, stale, REDIS_US], now)
-    assert identity.sessions_reaped == 800
-    assert part._watch.next_at > now + REAP_PAUSE_S
+@pytest.fixture
+def watch(identity: HostIdentity) -> HostWatch:
+    """One that watches two quiet hosts."""
+    watch = HostWatch(3, identity, PartitionClock())
+    watch.begin(0.0)
+    watch.beat(0, 5, 0, 0.0)
+    watch.suspect(b"b", 1, 100, 0.0)
+    watch.suspect(b"c", 1, 100, 0.0)
+    return watch
 
 
-@pytest.mark.parametrize("is_fence", [True, False], ids=["fence", "beat"])
-def test_beats_that_redis_has_lost_prove_nothing_about_others(
-    part: Partition, is_fence: bool
+def test_a_host_looks_for_others_a_while_after_anybody_did(watch: HostWatch) -> None:
+    quiet_us, look_us, keep_us = 7_500_000, 3_000_000, 3_600_000_000
+    assert watch.next_at == 3.0
+    look = Call("look", ["a", quiet_us, look_us, keep_us])
+    assert watch.next_call(3.0) == look
+    assert watch.next_at == 6.0
+    watch.beat(5, 6, 1_000_000, 5.0)
+    assert watch.next_at == 7.0
+
+
+def test_sessions_without_a_host_are_reaped_in_steps_until_there_are_none(
+    identity: HostIdentity,
 ) -> None:
-    now, _ = until_call(part, "fence" if is_fence else "look")
-    part.answered([b"behind"] if is_fence else QUIET, now)
-    if not is_fence:
-        now, _ = until_call(part, "beat", LATER)
-        assert part._watch.fence_at < math.inf
-        part.answered([*beat_answer(now)[:6], 5, 0, 1], now)
-    assert part._watch.fence_at == math.inf
+    clock = PartitionClock()
+    watch = HostWatch(3, identity, clock)
+    watch.begin(0.0)
+    clock.compare(REDIS_US, REDIS_US, 0.0, 0.0)
+    watch.looked("ok", [b"ok", 1, [], LEASE_US], 0.0)
+    watch.next_call(0.0)  # a look
+    steps: list[tuple[bytes | int, bytes, int, int]] = [
+        (0, b"7", 1, REDIS_US),
+        (b"7", b"9", 1, REDIS_US + 1_000_000),
+        (b"9", b"0", 0, REDIS_US + 1_000_000),
+    ]
+    for number, (cursor, after, stale, version) in enumerate(steps):
+        now = number * REAP_PAUSE_S
+        assert watch.next_at == now
+        call = watch.next_call(now)
+        assert (call.function, call.args[:2]) == ("reap", [cursor, REAP_USERS])
+        watch.reaped("ok", [b"ok", after, 400, stale, version], now)
+        assert clock.floor(now) >= version
+    assert identity.sessions_reaped == 1_200
+    assert watch.next_at == 3.0  # to look again
+    watch.looked("ok", [b"ok", 1, [], LEASE_US], 1.0)
+    watch.next_call(1.0)
+    watch.reaped("damaged", [b"damaged"], 1.0)
+    assert watch.next_at == 3.0
+    watch.looked("ok", [b"ok", 1, [], LEASE_US], 1.0)
+    watch.looked("ok", [b"ok", 0, [], LEASE_US], 1.0)
+    assert watch.next_at == 3.0
+
+
+@pytest.mark.parametrize(
+    ("word", "lost", "then"),
+    [
+        ("ok", [(b"b", 3)], "fence"),
+        ("heard", [], "fence"),
+        ("behind", [], "look"),  # Redis has lost beats, maybe those of others too
+    ],
+)
+def test_a_host_that_is_still_quiet_after_a_lease_is_lost(
+    watch: HostWatch, identity: HostIdentity, word: str, lost: list[Any], then: str
+) -> None:
+    found = list[tuple[bytes, int]]()
+    identity.on_fenced = lambda host, number: found.append((host, number))
+    assert watch.fence_at == LEASE_S
+    watch.next_call(LEASE_S - 1)
+    assert watch.next_call(LEASE_S) == Call("fence", ["a", 5, b"b", 1, 100])
+    watch.fenced(word, LEASE_S)
+    assert found == lost
+    assert watch.next_call(LEASE_S).function == then
+    assert (watch.next_at == LEASE_S) is (word == "ok")  # to reap
+
+
+def test_a_beat_that_redis_has_lost_proves_nothing_about_others(
+    watch: HostWatch,
+) -> None:
+    watch.beat(5, 6, 0, 1.0)
+    assert watch.fence_at == LEASE_S
+    watch.beat(5, 7, 0, 2.0)
+    assert watch.fence_at == math.inf
+
+
+def test_a_slower_call_says_nothing_about_a_clock_that_may_be_right() -> None:
+    clock = PartitionClock()
+    assert clock.floor(1.0) == 0
+    clock.compare(0, 100_000_000, 10.0, 10.2)
+    assert clock.estimate(10.2) == 100_100_000
+    for redis_us in (100_800_000, 102_000_000):
+        clock.compare(0, redis_us, 11.0, 12.0)
+        assert clock.estimate(12.0) == 101_900_000
+    clock.compare(0, 102_001_000, 11.0, 12.0)
+    assert clock.estimate(12.0) == 102_501_000
+
+
+def test_a_session_of_a_list_is_as_old_as_in_the_table(identity: HostIdentity) -> None:
+    host = ClusterHost(identity, partitions=4, separator="")
+    number, found = host.session_of(OnlineRow(4, "ada", 5_000, None, "g", None), -2_000)
+    assert number == partition_of(b"ada", 4)
+    assert found == Change(0, b"ada", "", 4, "g", 3_000, "resync")
+
+
+def test_an_offline_is_the_end_of_a_session_and_other_kinds_of_records_are_none(
+    identity: HostIdentity,
+) -> None:
+    host = ClusterHost(identity, partitions=1, separator="")
+    identity.newest = 20
+    (part,) = host.partitions
+    part.next_call(0.0, WALL_MS)
+    part.answered(keep(10), 0.0)
+    kinds = (ONLINE, OFFLINE)
+    records: list[Logged] = [
+        Record(seq, kind, "ada", "g", 4, None, "login", WALL_MS)
+        for seq, kind in zip((10, 12), kinds, strict=True)
+    ]
+    timer = TimerRecord(11, "timer", "g", "k", None, None, 0, 1, 0)
+    host.distribute(5, [*records, timer], 20, 0.0, decided_ms=lambda _: 7)
+    (end,) = next_of(part, 1.0).args[10:11]
+    assert (part.queued, part.oldest_at, part.read_to, end) == (1, 7, 20, b"ada")
+    assert next_of(part, 1.0).args[11] == ending_bytes(4)
+
+
+def test_a_later_process_has_a_larger_number() -> None:
+    early, late = (nonce_of(WALL_MS + ms, Random(1)) for ms in (0, 1))
+    assert early < late < 2**53
+    assert {nonce_of(WALL_MS, Random(n)) for n in range(9)} > {early}
 
 
 @pytest.mark.parametrize(
     ("seq", "mode", "read_to", "queued"),
     [
         (11, Mode.FOLLOWING, 12, 1),
+        (10, Mode.FOLLOWING, 12, 2),
         (50, Mode.FOLLOWING, 50, 0),
+        (100, Mode.FOLLOWING, 100, 0),
         (5, Mode.FOLLOWING, 5, 0),
         (101, Mode.BEGINNING, 12, 0),
     ],
-    ids=["of another call", "further", "lost", "beyond the log"],
+    ids=["of another call", "as known", "further", "newest", "lost", "beyond the log"],
 )
 def test_a_gap_is_followed_from_where_redis_is(
     part: Partition, seq: int, mode: Mode, read_to: int, queued: int

@@ -16,15 +16,16 @@ from liveness.service.outlets.cluster.session_changes import (
 class Claim:
     """What Redis checks in each call: who we are."""
 
+    _epoch: int  # of the newest `begin`
+    _incarnation: int  # once it is granted
+    _nonce: int  # then, ours as this partition knows it
+
     def __init__(self, host: HostIdentity, clock: PartitionClock) -> None:
         self.may_keep = host.may_keep  # what Redis has of our sessions
         self.is_clock_compared = False  # just now, as a call was late
         self._host = host
         self._clock = clock
         self._may_take = True
-        self._incarnation = 0
-        self._epoch = 0
-        self._nonce = 0  # ours, as this partition knows it
         self._rival: tuple[int, float] | None = None  # another's beat, and since when
 
     def begin(self, now: float) -> Call:

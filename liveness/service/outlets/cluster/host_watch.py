@@ -19,7 +19,12 @@ from liveness.service.outlets.cluster.session_changes import Call
 
 
 class HostWatch:
-    """These duties of one partition that follows the log."""
+    """These duties of one partition that follows the log, once it has begun."""
+
+    _look_at: float
+    _reap_at: float
+    _own_beat: int  # our newest, as Redis answered it
+    _fenced: bytes  # the host of the `fence` under way
 
     def __init__(self, number: int, host: HostIdentity, clock: PartitionClock) -> None:
         self._number = number
@@ -27,11 +32,7 @@ class HostWatch:
         self._clock = clock
         # The hosts that we watch, in order: epoch, beat, and until when.
         self._suspects: dict[bytes, tuple[int, int, float]] = {}
-        self._fenced = b""  # the host of the `fence` under way
-        self._look_at = 0.0
-        self._reap_at = inf
         self._cursor: bytes | int = 0
-        self._own_beat = 0  # our newest, as Redis answered it
 
     def begin(self, now: float) -> None:
         self._look_at, self._reap_at = now, inf

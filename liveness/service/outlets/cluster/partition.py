@@ -47,6 +47,12 @@ class Mode(Enum):
 class Partition:
     """Publishes one partition of a host."""
 
+    _began: float  # when the call under way was made
+    # Since it has begun: when each is due, in seconds of the caller's clock.
+    _beat_at: float
+    _changes_at: float
+    _pieces: int  # of its list, that Redis has
+
     def __init__(self, number: int, host: HostIdentity) -> None:
         self.number = number
         self.mode = Mode.BEGINNING
@@ -57,17 +63,12 @@ class Partition:
         self.followed_at = -inf  # when it was last answered as it followed
         self._host = host
         self._queue: deque[Change] = deque()
-        # When each is due, in seconds of the caller's clock.
-        self._beat_at = 0.0
         self._retry_at = 0.0  # no call before
-        self._changes_at = inf
         self._under_way: Call | None = None  # its answer is awaited
-        self._began = 0.0
         self._clock = PartitionClock()
         self._claim = Claim(host, self._clock)
         self._watch = HostWatch(number, host, self._clock)
         self._list: SessionList | None = None
-        self._pieces = 0  # of it, that Redis has
         # Calls without an answer since the last one with: all, and those with changes.
         self._failures = 0
         self._refusals = 0
@@ -234,7 +235,6 @@ class Partition:
         if word == "late":  # or Redis' clock jumped: what was sent is sent again
             self._clock.compare(answer[1], answer[2], self._began, now)
             self._claim.is_clock_compared = True
-            self._changes_at = now
             return
         match under_way.function:
             case "begin":
@@ -263,7 +263,7 @@ class Partition:
         self._beat_at, self._retry_at, self._changes_at = now, 0.0, inf
         self._watch.begin(now)
         self._clock.compare(answer[3], answer[4], self._began, now)
-        self._pieces, self._list = 0, None
+        self._pieces = 0
         if word == "keep":
             self.last = self.read_to = answer[1]
             self.mode = Mode.FOLLOWING
@@ -325,7 +325,6 @@ class Partition:
             self.read_to = seq
         self.last = seq
         self._refusals = 0
-        self._beat_at = self._changes_at = now
 
     def _refused(self, word: str, answer: Sequence[Any]) -> None:
         """Redis does not know us as we know it: begin again."""
