@@ -262,6 +262,8 @@ async def test_what_is_in_flight_is_bounded(
         await service.until_delivered()
         cluster.go_away()
         service.log(9_990)
+        await service.until(lambda: service.now.state == "retrying")
+        assert "cannot be reached" in service.now.detail
         await service.until(lambda: len(service.outlet.log._taken) == 2)
         await trio.testing.wait_all_tasks_blocked(0.03)
         assert sum(len(it.entries) for it in service.outlet.log._taken) == 1_000

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 
 from liveness.config.outlet_settings import KafkaSettings
@@ -18,7 +19,10 @@ from liveness.service.outlets.kafka.kafka_client import (
     advice_about,
     check_kafka,
 )
+from liveness.service.outlets.kafka.kafka_outlet import KafkaOutlet
 from liveness.service.outlets.kafka.kafka_producer import key_of
+from tests.service.outlets.outlet_rig import OutletRig
+from tests.service.storage.journals import on
 
 VALUE = "sesame"
 SSL = {"security.protocol": "ssl"}
@@ -105,6 +109,26 @@ def test_a_secret_from_a_file_is_used_and_is_not_in_an_error(tmp_path: Path) -> 
         text = refusal_of(client)
         assert text.startswith("kafka.out.client: librdkafka refuses it: ")
         assert VALUE not in text
+
+
+async def test_a_client_that_cannot_be_made_is_tried_less_and_less_often(
+    rig: OutletRig,
+) -> None:
+    missing = settings_with({"sasl.password_file": "/nowhere/secret"})
+    outlet = KafkaOutlet("out", missing, rig.access)
+    rig.publish(on(1))
+    await rig.store.open(keep=[outlet.name], unused_s=3_600)
+    retries = list[int]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outlet.run)
+        for at in (0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5, 123.5, 183.5):
+            await trio.sleep_until(at)
+            retries.append(outlet.now().retries)
+        nursery.cancel_scope.cancel()
+    assert retries == [*range(9)]
+    shown = outlet.now()
+    assert (shown.outlet, shown.state) == ("kafka.out", "stopped")
+    await rig.store.close()
 
 
 def test_settings_of_the_section_win_by_either_of_their_names() -> None:

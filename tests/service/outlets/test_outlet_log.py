@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TimerRecord
 from liveness.service.outlets.common.outlet import Outlet
-from liveness.service.outlets.common.outlet_log import CURSOR_S, READ_BYTES
+from liveness.service.outlets.common.outlet_log import CURSOR_S, READ_BYTES, OutletLog
 from liveness.service.outlets.common.outlet_store import position_in, put_cursor
 from tests.helpers import disk
 from tests.service.outlets.outlet_rig import (
@@ -91,8 +91,11 @@ async def test_the_cursor_passes_what_does_not_concern_the_outlet(
             nursery.start_soon(log.keep_cursor)
             await trio.sleep(CURSOR_S * 1.5)
             assert (log.cursor, log.lag_records) == (4, 0)
+            assert await rig.store.cursor(NAME) == (log.log, 4)
+            rig.publish(on(5, "eve"))
+            await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert await rig.store.cursor(NAME) == (log.log, 4)
+        assert await rig.store.cursor(NAME) == (log.log, 5)
 
 
 async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> None:
@@ -169,9 +172,23 @@ async def test_lag_counts_what_is_unread_and_what_is_on_its_way(rig: OutletRig) 
 
 async def test_lag_of_a_stopped_outlet_is_what_waits_in_the_log(rig: OutletRig) -> None:
     rig.publish(on(1), on(2))
+    assert OutletLog(NAME, OLDEST, rig.access).lag_records == 0  # not known yet
     async with rig.outlet_log(OLDEST) as log:
+        log.delivered(await log.take(1))
         log.close()
-        assert log.lag_records == 2
+        assert log.lag_records == 1
+
+
+async def test_an_outlet_begins_anew_behind_what_was_delivered(rig: OutletRig) -> None:
+    settings = OutletSettings(begin="oldest", settle_s=30)
+    rig.publish(on(1), off(2), on(3, "bob"))
+    async with rig.outlet_log(settings) as log:
+        await log.take(1)
+        with trio.move_on_after(1):
+            await log.take(10, linger_s=5)
+        log.restart_at(1, is_resumed=True)
+        assert (log.lag_records, log.damping.waiting) == (2, 0)
+        assert seqs((await log.take(1)).entries) == [3]
 
 
 @pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])

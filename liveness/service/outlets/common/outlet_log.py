@@ -81,11 +81,9 @@ class OutletLog:
         self._reader: DampedReader | None = None
         self._wake = Notifier()
         self._taken = deque[LogBatch]()
-        self._collected: list[TailEntry] = []  # by a `take` that has not returned yet
         # All records up to this seq are delivered, or do not concern the outlet.
         self.cursor = 0
         self._has_cursor = False  # whether `open` has found it
-        self._stored = 0
         self._caught_up_at = access.clock.mono()
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
@@ -130,7 +128,6 @@ class OutletLog:
         else:
             start = newest if self._settings.begin == "newest" else oldest
         self.restart_at(start, is_resumed=found is not None)
-        self._stored = -1
         # For a new outlet, too, and before it sends anything: otherwise, after a power
         # failure, it would begin at the new end of the log, and leave records out.
         await self._put_cursor()
@@ -144,7 +141,8 @@ class OutletLog:
         access, settings = self._access, self._settings
         self.close()
         self._taken.clear()
-        self._collected = []
+        # By a `take` that has not returned yet.
+        self._collected: list[TailEntry] = []
         self._reader = DampedReader(
             access.log_writer,
             access.feed,
