@@ -11,15 +11,12 @@ import anyio
 import pytest
 import structlog
 import trio
-from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.config.settings import TimerSettings
-from liveness.core.links.outbox import NOTICES_PER_FRAME
 from liveness.core.links.requests import RESET_STEPS
-from liveness.core.records import HostReading, HostTime, Record, Uid
+from liveness.core.records import HostReading, HostTime, Uid
 from liveness.core.wheel.record_batch import Encoded
-from liveness.core.wire.framing import encode
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import engine_shell
@@ -29,10 +26,7 @@ from liveness.service.storage.log_tail import TailReader
 from liveness.service.storage.log_writer import COMMIT_EVERY_S
 from tests.helpers import disk
 from tests.helpers.wire import hello, packed
-from tests.service.rig import LONG_S, WAITING_PER_S, Caller, Rig, running
-
-# Together more than a socket's buffer takes, so that a writer to a caller that does not read blocks.
-LARGE: Final = "x" * 60_000
+from tests.service.rig import WAITING_PER_S, Caller, Rig, running
 
 
 def crowd(size: int, prefix: str = "u") -> list[Uid]:
@@ -42,10 +36,6 @@ def crowd(size: int, prefix: str = "u") -> list[Uid]:
 
 def seqs(records: list[dict[str, Any]]) -> list[int]:
     return [record["seq"] for record in records]
-
-
-def told(record: Record) -> tuple[Uid, str, str]:
-    return record.uid, record.kind, record.reason
 
 
 async def fresh(rig: Rig, name: str, *frames: list[Any]) -> Caller:
@@ -94,20 +84,6 @@ async def test_a_new_name_is_on_disk_before_welcome_also_beside_a_timer(
         at_once.start_soon(newcomer.send, ["hello", {"protocol": 1, "name": "new"}])
     await newcomer.expect("welcome")
     assert ("gateway", "new") in rig.store.cursors()
-
-
-async def test_an_ack_is_on_disk_before_the_pong_behind_it_also_beside_a_timer(
-    rig: Rig,
-) -> None:
-    gateway = await rig.gateway("g", kinds=["online"])
-    await gateway.send(["login", ["u", "v"]])
-    await gateway.records(2)
-    await gateway.send(["ack", 1])
-    await trio.sleep(5)
-    assert rig.store.cursors()["gateway", "g"].seq == 1
-    await gateway.send(["ack", 2], ["after", "k", 10_000], ["ping", 1])
-    await gateway.expect("pong")
-    assert rig.store.cursors()["gateway", "g"].seq == 2
 
 
 @pytest.mark.parametrize(
@@ -190,46 +166,6 @@ def test_a_moment_of_the_host_is_the_same_for_all_links(
     clock = Clock()
     readings = [clock.host(), clock.host()]
     assert [reading and reading.offset for reading in readings] == [7.0, 7.0]
-
-
-# --- records ---------------------------------------------------------------------------
-
-
-async def test_records_come_in_frames_of_at_most_a_thousand(rig: Rig) -> None:
-    await rig.gateway_of(crowd(3_500))
-    watcher = await rig.watcher(after=0)
-    sizes = list[int]()
-    while sum(sizes) < 3_500:
-        sizes.append(len((await watcher.expect("notices"))[0]))
-    assert max(sizes) == NOTICES_PER_FRAME
-
-
-async def test_unacknowledged_records_come_again_to_the_next_link(rig: Rig) -> None:
-    gateway = await rig.gateway("g", kinds=["online"])
-    await gateway.send(["login", crowd(10)])
-    await gateway.records(10)
-    await gateway.send(["ack", 11])  # a record that was not delivered
-    (error,) = await gateway.expect("error")
-    assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
-    assert rig.registry.unacked("g") == 10
-    await gateway.apply(["ack", 6])
-    assert rig.registry.unacked("g") == 4
-    gateway.close()
-    again = await rig.gateway("g", kinds=["online"])
-    assert seqs(await again.records(4)) == [7, 8, 9, 10]
-    assert await again.is_told_nothing(10)
-
-
-async def test_a_cursor_with_nothing_outstanding_follows_the_log(rig: Rig) -> None:
-    gateway, other = await rig.gateway("g"), await rig.gateway("other")
-    await gateway.send(["login", "u"], ["logout", "u"])
-    await gateway.records(1)
-    await other.send(["login", crowd(10)])
-    await rig.until(lambda: rig.store.cursors()["gateway", "other"].seq == 12, 15)
-    await trio.sleep(5)
-    assert rig.store.cursors()["gateway", "g"].seq < 2
-    await gateway.send(["ack", 2])
-    await rig.until(lambda: rig.store.cursors()["gateway", "g"].seq == 12, 3)
 
 
 @pytest.mark.rig(
@@ -396,17 +332,6 @@ async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> Non
 # --- gateways that come back fresh -------------------------------------------------------
 
 
-@pytest.mark.rig(pause_firing=1_000)
-async def test_frames_of_a_fresh_gateway_wait_for_its_old_sessions(rig: Rig) -> None:
-    users = crowd(8_000)
-    old = await rig.gateway_of(users[:4_000])
-    await old.apply(["login", users[4_000:]])
-    gateway = await fresh(rig, "g", ["keepalive", users[0]], ["where", users[:2]])
-    (welcome,) = await gateway.expect("welcome")
-    assert welcome["next"] == 16_001
-    assert await gateway.expect("where") == [[[users[0], "g", 16_001, None]]]
-
-
 @pytest.mark.rig(pause_firing=100)
 async def test_a_second_link_goes_on_ending_what_a_fresh_one_lost(rig: Rig) -> None:
     await rig.gateway_of(crowd(3_000))
@@ -531,12 +456,6 @@ async def test_a_hello_unread_during_a_long_turn_is_not_too_late(
     assert rig.counts.refused["too-slow"] == 0
 
 
-# --- gateways that are not there -----------------------------------------------------------
-
-
-# --- after a restart ----------------------------------------------------------------------
-
-
 # --- what a reader gets ---------------------------------------------------------------
 
 
@@ -571,7 +490,6 @@ async def test_a_reader_gets_what_concerns_its_name_or_everyone_by_its_kinds(
 # --- peers that are no gateways, or speak as none does --------------------------------
 
 
-FRAME: Final = encode(["login", "cut off", {"conn": 5}])
 OTHERS: Final = {
     "POST": b"POST /v1 HTTP/1.1\r\nContent-Length: 70000\r\n\r\n" + b"x" * 70_000,
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
@@ -591,21 +509,6 @@ async def test_a_peer_of_another_protocol_is_refused_with_which_one_is_spoken(
     assert expected in refusal["message"]
     assert await stranger.receive() is None
     await gateway.sync()
-
-
-@pytest.mark.parametrize("size", [1, len(FRAME) - 1])
-async def test_a_frame_that_is_cut_off_is_not_applied_and_is_no_offence(
-    rig: Rig, size: int
-) -> None:
-    with capture_logs() as lines:
-        link = await rig.gateway("gw")
-        await link.send_bytes(FRAME[:size])
-        link.close()
-        await rig.until(lambda: not rig.registry.named, LONG_S)
-    (down,) = [line for line in lines if line["event"] == "link down"]
-    assert down["why"] == "closed by the other side"
-    assert not rig.counts.refused.total()
-    assert len(rig.presence) == 0
 
 
 async def test_a_gateway_cannot_log_out_list_acknowledge_or_cancel_for_another(

@@ -141,23 +141,6 @@ async def test_links_end_at_once_at_twice_the_bound(tmp_path: Path) -> None:
         await gateway.sync()
 
 
-async def test_answers_are_bounded_while_the_disk_is_full(tmp_path: Path) -> None:
-    async with running(tmp_path, max_unread_bytes=MIB) as rig:
-        gateways = [await rig.gateway(f"g{n}") for n in range(4)]
-        with rig.disk_full():
-            await gateways[0].send(["login", USERS])
-            await rig.until(lambda: rig.log_writer.failure)
-            async with trio.open_nursery() as nursery:
-                for gateway in gateways:
-                    nursery.start_soon(asks, gateway, 30)
-                await trio.sleep(10)
-                # What nobody could read yet ends no link, but is read no further.
-                assert MIB < in_memory(rig) < 2 * MIB
-                nursery.cancel_scope.cancel()
-            assert met(rig) == {}
-            assert rig.registry.linked("gateway") == 4
-
-
 # --- on disk --------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -83,24 +82,6 @@ def test_the_oldest_page_and_the_newest_may_be_damaged(store: LogStore) -> None:
     fill(store, 1)
     end = 11 + PAGE_RECORDS
     assert seqs_of(store) == [(1, 5), *range(6, 11), (11, end - 1), end]
-
-
-def test_users_out_of_order_are_refused_at_the_start(tmp_path: Path) -> None:
-    """Each row can be read and is sound, but two are in the wrong order."""
-    with closing(LogStore(tmp_path)) as store:
-        keep(store, *users(1_000))
-        fill(store, 1_000)
-        store.check()
-    data = bytearray(store.path.read_bytes())
-    at, _ = disk.root_of(store.path, "online")
-    one, other = (
-        slice(at + cell, at + cell + 4)
-        for cell in struct.unpack_from(">2H", data, at + 12)
-    )
-    data[one], data[other] = data[other], data[one]
-    store.path.write_bytes(data)
-    with closing(LogStore(tmp_path)) as store, refused(store, "out of order"):
-        store.check()
 
 
 def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:

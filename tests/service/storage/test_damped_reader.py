@@ -126,25 +126,6 @@ async def test_no_offline_is_returned_while_what_was_decided_meanwhile_is_not_on
     assert [r.seq for r in await take(damped, 15)] == [5]
 
 
-@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
-async def test_an_offline_of_the_last_process_settles_in_time_if_the_clock_was_set_since(
-    tmp_path: Path, clock: VirtualClock, step_s: float
-) -> None:
-    clock.resume_state(None)
-    with log_of([], tmp_path, keep=1_000, clock=clock) as log:
-        publish(log, off(1))
-        log.log_writer.store.store_clock(clock.state_time())
-    await trio.sleep(4)
-    clock.set_wall(ahead_s=step_s)
-    with log_of([], tmp_path, keep=1_000, clock=clock) as log:
-        damped = reader(log)
-        assert await take(damped, 4) == []
-        assert damped.next_in_s == 6
-        publish(log, off(2, "bob", at_s=step_s + 4))
-        assert [r.seq for r in await take(damped, SETTLE_S)] == [1]
-        assert damped.next_in_s == 4
-
-
 async def write(log: Log, record: Logged) -> None:
     async with writing(log.log_writer):
         append(log.log_writer, Changes(records=batch_of([record])))
@@ -185,13 +166,3 @@ async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
     publish(log, off(1), on(2, at_s=1))
     assert [r.seq for r in await take(damped, 0)] == [1, 2]
     assert (damped.position, damped.waiting) == (2, 0)
-
-
-async def test_the_position_stays_before_what_was_not_taken_yet(log: Log) -> None:
-    damped = reader(log)
-    publish(log, off(1, "u1"), off(2, "u2"), on(3, "u3", at_s=SETTLE_S))
-    taken = [[r.seq for r in await take(damped, 20, limit=1)] for _ in range(3)]
-    assert taken == [[], [], [1]]  # two offlines wait until the third record is read
-    assert (damped.position, damped.is_behind) == (1, True)
-    assert [r.seq for r in await take(damped, 20)] == [2, 3]
-    assert not damped.is_behind

@@ -262,11 +262,3 @@ async def test_a_trim_is_a_gap_only_to_cursors_it_concerned(folder: Path) -> Non
         gap, *rest = await all_of(log.cursor(of("g"), position=2))
     assert gap == Gap(3, 7, WALL_MS)
     assert len(rest) == 4
-
-
-async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
-    with log_of(batches([3]), folder, keep=3) as log:
-        (first, *_), (again, *_) = [
-            await log.cursor().take(3, wall_ms=WALL_MS) for _ in range(2)
-        ]
-    assert first.encoded is again.encoded
