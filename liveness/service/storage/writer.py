@@ -139,9 +139,9 @@ class Writer:
         """Write the WAL back for ever, as long as there is something new in it."""
         while True:
             await trio.sleep(CHECKPOINT_EVERY_S)
-            # On a full disk no commit succeeds until the WAL starts over: so this continues
-            # while the writer fails.
-            if not self._has_written and self.failure is None:
+            # On a full disk no commit succeeds until the WAL starts over: so a commit that
+            # failed counts, too.
+            if not self._has_written:
                 continue
             self._has_written = False
             try:

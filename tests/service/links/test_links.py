@@ -1,5 +1,6 @@
 """Links over real sockets: the content, order and time of frames, and the ends of links."""
 
+import gc
 import socket
 import sqlite3
 from collections import Counter
@@ -206,6 +207,19 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
     assert await newer.expect("where") == [[["u", "g", 1, 1]]]
     await watcher.sync()
     assert rig.registry.linked("gateway") == rig.registry.linked("watcher") == 1
+
+
+async def test_a_link_that_ended_leaves_no_reader_of_the_log(rig: Rig) -> None:
+    def readers() -> int:
+        gc.collect()
+        return sum(isinstance(it, TailReader) for it in gc.get_objects())
+
+    before, first = readers(), await rig.watcher("first")
+    await rig.watcher("second")
+    assert readers() == before + 2
+    first.close()
+    await rig.until(lambda: len(rig.registry.links) == 1)
+    assert readers() == before + 1
 
 
 async def test_a_link_that_sends_little_is_read_in_small_pieces(rig: Rig) -> None:

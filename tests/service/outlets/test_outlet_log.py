@@ -1,5 +1,6 @@
 """An outlet's place in the log: where it begins, what it takes, and when it moves."""
 
+import gc
 import shutil
 import sqlite3
 import threading
@@ -15,6 +16,7 @@ from liveness.core.records import TimerRecord
 from liveness.service.outlets.common.outlet import Outlet
 from liveness.service.outlets.common.outlet_log import CURSOR_S, READ_BYTES, OutletLog
 from liveness.service.outlets.common.outlet_store import position_in, put_cursor
+from liveness.service.storage.log_tail import TailReader
 from tests.helpers import disk
 from tests.service.outlets.outlet_rig import (
     NAME,
@@ -189,6 +191,22 @@ async def test_an_outlet_begins_anew_behind_what_was_delivered(rig: OutletRig) -
         log.restart_at(1, is_resumed=True)
         assert (log.lag_records, log.damping.waiting) == (2, 0)
         assert seqs((await log.take(1)).entries) == [3]
+
+
+async def test_an_outlet_that_begins_anew_leaves_no_reader_of_the_log(
+    rig: OutletRig,
+) -> None:
+    def readers() -> int:
+        gc.collect()
+        return sum(isinstance(it, TailReader) for it in gc.get_objects())
+
+    async with rig.outlet_log(OLDEST) as log:
+        before = readers()
+        for _ in range(3):
+            log.restart_at(0, is_resumed=True)
+        assert readers() == before
+        log.close()
+        assert readers() == before - 1
 
 
 @pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])

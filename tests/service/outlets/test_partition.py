@@ -531,8 +531,8 @@ def watch(identity: HostIdentity) -> HostWatch:
     watch = HostWatch(3, identity, PartitionClock())
     watch.begin(0.0)
     watch.beat(0, 5, 0, 0.0)
-    watch.suspect(b"b", 1, 100, 0.0)
-    watch.suspect(b"c", 1, 100, 0.0)
+    quiets = [[name, b"1", b"100"] for name in (b"b", b"c")]
+    watch.looked("ok", [b"ok", 0, quiets, LEASE_US], 0.0)
     return watch
 
 
@@ -565,8 +565,9 @@ def test_sessions_without_a_host_are_reaped_in_steps_until_there_are_none(
         assert watch.next_at == now
         call = watch.next_call(now)
         assert (call.function, call.args[:2]) == ("reap", [cursor, REAP_USERS])
+        known = max(version, clock.floor(now))
         watch.reaped("ok", [b"ok", after, 400, stale, version], now)
-        assert clock.floor(now) >= version
+        assert clock.floor(now) == known
     assert identity.sessions_reaped == 1_200
     assert watch.next_at == 3.0  # to look again
     watch.looked("ok", [b"ok", 1, [], LEASE_US], 1.0)
@@ -575,7 +576,9 @@ def test_sessions_without_a_host_are_reaped_in_steps_until_there_are_none(
     assert watch.next_at == 3.0
     watch.looked("ok", [b"ok", 1, [], LEASE_US], 1.0)
     watch.looked("ok", [b"ok", 0, [], LEASE_US], 1.0)
+    watch.looked("unknown", [b"unknown"], 1.0)
     assert watch.next_at == 3.0
+    assert identity.other_lease_s == 0.0
 
 
 @pytest.mark.parametrize(

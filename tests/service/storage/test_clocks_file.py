@@ -2,6 +2,7 @@
 
 import os
 import stat
+import zlib
 from array import array
 from collections.abc import Sequence
 from itertools import product
@@ -12,6 +13,7 @@ import structlog
 
 from liveness.core.records import EVENTS
 from liveness.core.wheel.restart import Clocks
+from liveness.core.wire.framing import decode, encode
 from liveness.errors import StateError
 from liveness.service.storage import clocks_file
 
@@ -111,6 +113,18 @@ def test_a_file_of_another_log_or_seq_is_removed_unused(
         assert take(tmp_path, log=log, seq=seq) == []
     assert [line["error"] for line in said] == ["it belongs to another log or seq"]
     assert not path.exists()
+
+
+def test_a_file_of_another_version_gives_fresh_timeouts(tmp_path: Path) -> None:
+    path = write(tmp_path, [1])
+    head, body, _ = decode(path.read_bytes())
+    version, *rest = decode(head)
+    head = encode([version + 1, *rest])
+    path.write_bytes(encode([head, body, zlib.crc32(head + body)]))
+    with structlog.testing.capture_logs() as said:
+        assert take(tmp_path) == []
+    (line,) = said
+    assert line["error"] == "it is damaged or of another version"
 
 
 def test_a_file_with_a_wrong_bit_gives_fresh_timeouts(tmp_path: Path) -> None:

@@ -11,9 +11,19 @@ import pytest
 
 from liveness.core.cursors import CursorRow
 from liveness.core.records import Subscription
-from liveness.errors import StateError
-from liveness.service.storage.database import PUT_META, check_structure, reading
-from liveness.service.storage.log_pages import PAGE_RECORDS, TRIMMED
+from liveness.errors import StartError, StateError
+from liveness.service.storage.database import (
+    PUT_META,
+    check_structure,
+    expecting_damage,
+    reading,
+)
+from liveness.service.storage.log_pages import (
+    PAGE_RECORDS,
+    TRIMMED,
+    LogPage,
+    damaged_ranges,
+)
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers import disk
 from tests.service.storage.journals import ALL, fill, keep, lost, of, page, trim, users
@@ -105,6 +115,7 @@ def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
 def test_a_seq_behind_the_end_of_the_log_is_refused(
     store: LogStore, table: str
 ) -> None:
+    store.check()  # as it is at first
     fill(store, 3)
     store.write(Batch(cursors={("gateway", "g"): CursorRow(3, 1, 7.5, 9.0)}))
     disk.change(store.path, "insert into trimmed values ('g', 1)")
@@ -116,6 +127,22 @@ def test_a_seq_behind_the_end_of_the_log_is_refused(
     disk.change(store.path, PUT_META, TRIMMED, 900)
     with refused(store, "its meta has a seq behind the end of the log"):
         store.check()
+
+
+def test_the_seqs_that_no_page_has_are_the_damaged_ones() -> None:
+    whole = [LogPage(last, first, 0, b"") for first, last in ((2, 3), (4, 5), (8, 9))]
+    assert damaged_ranges(whole, after=1, until=9) == [(6, 7)]
+    assert damaged_ranges(whole, after=0, until=12) == [(1, 1), (6, 7), (10, 12)]
+
+
+def test_a_disk_that_fails_is_no_damage(tmp_path: Path) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+    with (
+        pytest.raises(StartError, match="repair the disk, nothing is lost"),
+        expecting_damage(tmp_path, "begin anew"),
+    ):
+        raise error
 
 
 def test_an_end_of_the_log_that_makes_no_sense_is_refused(store: LogStore) -> None:

@@ -109,5 +109,5 @@ class Claim:
         return Call(function, [*head, *packed], last, len(taken), listing)
 
 
-def text_of(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")
+def text_of(value: bytes) -> str:
+    return value.decode(errors="replace")
