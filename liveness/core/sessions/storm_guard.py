@@ -26,7 +26,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from liveness.core.effects import LogLine
-from liveness.core.sessions.clearance import NEVER, STORM, Clearance, GatewayState
+from liveness.core.sessions.clearance import NEVER, Clearance, GatewayState
 from liveness.core.wheel.wheel import Wheel
 
 # The parts of a revolution in which users are counted: a count is up to a thirtieth of a
@@ -84,7 +84,6 @@ class Guard:
 
     def __init__(self, rules: GuardRules, wheel: Wheel) -> None:
         self.begun = 0
-        self.is_on = rules.share < inf
         self._rules = rules
         self._wheel = wheel
         self._watches: dict[int, _Watch] = {}
@@ -127,8 +126,7 @@ class Guard:
                 if not self._is_storm(watch, now):
                     return cleared, renewed
                 self._begin(watch, now, first=first, limit=limit)
-        is_on = watch.ends_at is not None
-        return _limited(cleared, limit, is_on), _limited(renewed, limit, is_on)
+        return _limited(cleared, limit), _limited(renewed, limit)
 
     def counted_above(self, gateway: GatewayState, now: float) -> float:
         """Users that go offline now count if their deadline is above this one."""
@@ -244,10 +242,8 @@ class Guard:
         self._note("storm is over", gateway=name, why=why, due=due)
 
 
-def _limited(cleared: Clearance, limit: float, is_storm: bool) -> Clearance:
+def _limited(cleared: Clearance, limit: float) -> Clearance:
     """A clearance for no deadline above *limit*."""
     return cleared._replace(
-        silence=min(cleared.silence, limit),
-        lost=min(cleared.lost, limit),
-        why=STORM if is_storm else cleared.why,
+        silence=min(cleared.silence, limit), lost=min(cleared.lost, limit)
     )

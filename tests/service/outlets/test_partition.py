@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, pairwise
 from random import Random
 from typing import Any, Final
@@ -37,7 +38,15 @@ from liveness.service.outlets.cluster.host_state import (
 from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.partition_clock import PartitionClock
-from liveness.service.outlets.cluster.session_changes import Call, Change, SessionList
+from liveness.service.outlets.cluster.session_changes import (
+    Call,
+    Change,
+    SessionList,
+    make_lists,
+)
+from liveness.service.storage.log_store import LogStore
+from tests.service.storage.journals import fill, users
+from tests.service.storage.journals import keep as keep_rows
 
 WALL_MS = 1_700_000_000_000
 REDIS_US = WALL_MS * 1000
@@ -612,16 +621,40 @@ def test_a_beat_that_redis_has_lost_proves_nothing_about_others(
     assert watch.fence_at == math.inf
 
 
-def test_a_slower_call_says_nothing_about_a_clock_that_may_be_right() -> None:
+@pytest.mark.parametrize(
+    ("began", "redis_us", "estimate"),
+    [
+        pytest.param(11.0, 100_800_000, 101_900_000, id="slower"),
+        pytest.param(11.0, 102_000_000, 101_900_000, id="slower too"),
+        pytest.param(11.0, 102_000_050, 102_500_050, id="set ahead"),
+        pytest.param(11.0, 100_799_950, 101_800_000, id="set back"),
+        pytest.param(11.8, 101_850_000, 101_950_000, id="as fast"),
+    ],
+)
+def test_a_slower_call_says_nothing_about_a_clock_that_may_be_right(
+    began: float, redis_us: int, estimate: int
+) -> None:
     clock = PartitionClock()
     assert clock.floor(1.0) == 0
     clock.compare(0, 100_000_000, 10.0, 10.2)
-    assert clock.estimate(10.2) == 100_100_000
-    for redis_us in (100_800_000, 102_000_000):
-        clock.compare(0, redis_us, 11.0, 12.0)
-        assert clock.estimate(12.0) == 101_900_000
-    clock.compare(0, 102_001_000, 11.0, 12.0)
-    assert clock.estimate(12.0) == 102_501_000
+    assert (clock.floor(10.2), clock.estimate(10.2)) == (100_000_000, 100_100_000)
+    clock.compare(0, redis_us, began, 12.0)
+    assert clock.estimate(12.0) == estimate
+
+
+def test_a_list_has_the_sessions_of_its_partition_and_says_where_it_is_true(
+    identity: HostIdentity, store: LogStore
+) -> None:
+    keep_rows(store, *users(20))
+    fill(store, 30)
+    host = ClusterHost(identity, partitions=4, separator="")
+    lists = make_lists(store, partial(host.session_of, offset_ms=0), [1, 3])
+    fields = [field_of(row.uid) for row in users(20)]
+    for number, made in lists.items():
+        expected = [field for field in fields if partition_of(field, 4) == number]
+        assert [change.field for change in made.piece] == expected
+        assert made.reached == 30
+    assert [*lists] == [1, 3]
 
 
 def test_a_session_of_a_list_is_as_old_as_in_the_table(identity: HostIdentity) -> None:

@@ -13,9 +13,10 @@ SLEW: Final = 0.02
 class PartitionClock:
     """What a partition of a host knows of its clock."""
 
+    _seen: int  # a version
+    _seen_at: float
+
     def __init__(self) -> None:
-        self._seen = 0
-        self._seen_at = 0.0
         self._ahead = -inf  # Redis' clock less ours, at least
         self._half_trip_s = 0.0  # it may be more by this, or at most by twice this
 
