@@ -158,8 +158,6 @@ class LinkRegistry:
         Their time is up, or they are the oldest of too many. A working client says hello at
         once, so a crowd of others cannot keep it out.
         """
-        if not self._pending_handshakes:
-            return []
         excess = 0
         if self.is_crowded:
             staying = max(1, round(self._limits.max_handshakes * STAYING_SHARE))

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from liveness.core.access import Peer
+from liveness.core.effects import Close, LogLine
 from liveness.core.links.link import Link
 from liveness.core.links.link_troubles import (
     MOST_ROWS,
@@ -54,7 +55,8 @@ def test_above_max_names_only_known_ones_and_those_without_a_cursor_come() -> No
     assert says(shell, name="w", role="watcher") is None
     assert says(shell, name="v", role="watcher", ack=False) is None
     assert says(shell, name="v", role="watcher") == "limits.max_names"
-    assert says(shell, name="h") == "limits.max_names"
+    for options in ({}, {"ack": False}):
+        assert says(shell, name="h", **options) == "limits.max_names"
     assert says(shell, name="g") is None
 
 
@@ -92,14 +94,69 @@ def test_of_too_many_links_without_a_hello_the_newest_stay() -> None:
     assert +shell.counts.limits_met == {"limits.max_handshakes": 2}
 
 
-def test_a_link_that_says_hello_in_the_last_moment_stays() -> None:
+def test_the_newest_of_those_without_a_hello_always_stays() -> None:
+    shell = Shell(max_handshakes=1)
+    links = [shell.connect() for _ in range(2)]
+    assert expire(shell) == [1]
+    assert links[1].is_open
+
+
+def test_a_link_that_says_hello_or_ends_in_the_last_moment_is_not_refused() -> None:
     shell = Shell(hello_s=5.0)
-    link = shell.connect()
+    link, other = shell.connect(), shell.connect()
     shell.lets_pass(6)
-    (expired,) = shell.parts.registry.expired_handshakes(shell.attended.now)
+    expired = shell.parts.registry.expired_handshakes(shell.attended.now)
+    assert expired == [link, other]
     shell.says(link, hello())
-    shell.parts.registry.expire_handshake(expired, shell.attended.now)
-    assert link.is_open
+    shell.server.closed(other)
+    for late in expired:
+        shell.parts.registry.expire_handshake(late, shell.attended.now)
+    assert (link.is_open, other.is_open) == (True, False)
+    assert not shell.counts.refused.total()
+
+
+def test_a_link_that_cannot_be_written_to_is_sent_nothing_more() -> None:
+    shell = Shell()
+    link = shell.gateway()
+    link.outbox.broken()
+    shell.parts.registry.send(link, ["pong", "x" * 9_000])
+    assert shell.parts.unread.memory == 0
+
+
+def test_the_log_says_why_a_link_has_ended() -> None:
+    shell = Shell()
+    link = shell.gateway()
+    shell.server.effects.clear()
+    shell.parts.registry.end(link, why="a test")
+    (line,) = [it for it in shell.server.effects if isinstance(it, LogLine)]
+    assert (line.message, line.fields["why"]) == ("link down", "a test")
+
+
+def test_a_name_is_in_use_while_it_is_linked_or_has_users() -> None:
+    shell = Shell()
+    registry = shell.parts.registry
+    link = shell.gateway()
+    shell.says(link, ["login", ["u", "v"]])
+    assert registry.names_in_use() == [("gateway", "g")] * 2
+    assert registry.why_in_use("gateway", "g") == "is connected; stop it first"
+    assert (registry.linked("gateway"), registry.linked("watcher")) == (1, 0)
+    shell.server.closed(link)
+    assert "has 2 users online" in (registry.why_in_use("gateway", "g") or "")
+    assert registry.why_in_use("watcher", "g") is None
+    shell.says(shell.gateway(), ["logout", ["u", "v"]])
+    registry.end_all("a test")
+    assert registry.why_in_use("gateway", "g") is None
+    assert registry.names_in_use() == []
+
+
+def test_at_the_end_links_that_said_hello_are_told_why() -> None:
+    shell = Shell()
+    links = [shell.gateway(), shell.connect()]
+    shell.parts.registry.end_all("a test")
+    assert [refusal_of(link) for link in links] == ["a test", None]
+    assert shell.effects() == [Close(1), Close(2)]
+    shell.parts.registry.end_all("again")
+    assert refusal_of(links[0]) == "a test"
 
 
 def unread(shell: Shell, name: str, size: int) -> Link:

@@ -215,12 +215,34 @@ def test_a_gateway_that_comes_back_fresh_ends_its_storm_and_begins_none(
     scene.link("g")
     records = scene.lose("g", limit=3)
     assert sorted(silent(records)) == sorted(uids)
+    assert scene.firing.ended["gateway_lost"] == 20
     assert told(scene)[1:] == [(BY_FRESH, 20)]
     scene.login("g", uids)
     scene.wait(20, "g")
     speak(scene, uids[5:])
     assert silent(scene.wait(10.5, "g")) == uids[:5]
     assert guard_of(scene).begun == 1
+
+
+def test_the_largest_of_several_storms_is_named_first(scene: Scene) -> None:
+    for name, count in (("g", 12), ("h", 20), ("a", 12)):
+        arrive(scene, count, name)
+    scene.pass_time(30.5)
+    scene.read("g", "h", "a")
+    scene.fire()
+    storms = guard_of(scene).storms(scene.now)
+    found = [(storm.gateway, storm.users) for storm in storms]
+    assert found == [("h", 20), ("a", 12), ("g", 12)]
+
+
+def test_a_gateway_without_a_storm_is_forgotten_and_nothing_is_logged(
+    scene: Scene,
+) -> None:
+    arrive(scene, 2)
+    assert len(scene.wait(30.5, "g")) == 2
+    scene.unlink("g")
+    scene.firing.forget(scene.gateway("g"), scene.now)
+    assert told(scene) == []
 
 
 def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:

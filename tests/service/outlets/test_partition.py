@@ -678,6 +678,8 @@ def test_an_offline_is_the_end_of_a_session_and_other_kinds_of_records_are_none(
         for seq, kind in zip((10, 12), kinds, strict=True)
     ]
     timer = TimerRecord(11, "timer", "g", "k", None, None, 0, 1, 0)
+    host.distribute(11, records[1:], 20, 0.0, decided_ms=lambda _: 7)
+    assert (part.queued, part.read_to) == (0, 10)  # it lacks what comes before
     host.distribute(5, [*records, timer], 20, 0.0, decided_ms=lambda _: 7)
     (end,) = next_of(part, 1.0).args[10:11]
     assert (part.queued, part.oldest_at, part.read_to, end) == (1, 7, 20, b"ada")

@@ -54,7 +54,7 @@ class ClusterHost:
         These are all records of sessions behind *start*, from `read_from`, up to
         *reached*. *decided_ms* returns `Change.at` of a record.
         """
-        reading = [part.has_room and part.read_to >= start for part in self.partitions]
+        reading = [part.read_to >= start for part in self.partitions]
         for record in records:
             if not isinstance(record, Record):
                 continue
@@ -114,6 +114,6 @@ def _change(
     has_ended: bool = False,
 ) -> Change:
     # What follows the user in a uid: the separator and the device, or nothing.
-    device = uid[len(user) :] if isinstance(uid, str) and isinstance(user, str) else ""
+    device = str(uid)[len(str(user)) :]
     stored = gateway_of(gateway, uid)
     return Change(seq, field_of(user), device, session, stored, at, reason, has_ended)
