@@ -8,8 +8,6 @@ from typing import Any, Final
 import pytest
 import trio
 
-from liveness.core.cursors import NOT_READING
-from liveness.core.records import GATEWAY
 from liveness.service.links.link_socket import LINGER_S
 from liveness.service.storage.online_list import SpoolFull, Spools
 from tests.helpers.wire import contents
@@ -107,18 +105,6 @@ async def test_an_unread_list_ends_its_link_and_leaves_no_file(tmp_path: Path) -
         assert await rig.until(lambda: not is_linked(rig, "silent")) >= 18
         assert met(rig) == {"limits.unread_s": 1}
         await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
-
-
-async def test_a_gateway_with_only_unread_records_is_kept(tmp_path: Path) -> None:
-    async with running(tmp_path, unread_s=1, gateway_hold_s=1) as rig:
-        hung = await rig.gateway("hung", kinds=["online"], scope="all")
-        await with_users(rig)
-        outbox = rig.registry.named[GATEWAY, "hung"].outbox
-        await rig.until(lambda: outbox.stop == NOT_READING)
-        await trio.sleep(300)
-        assert met(rig) == {}
-        records = await hung.records(len(USERS))
-        assert [record["uid"] for record in records] == USERS
 
 
 # --- in memory ------------------------------------------------------------------------

@@ -159,10 +159,3 @@ async def test_a_user_who_is_back_elsewhere_has_moved_for_readers_of_both_gatewa
     publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
     taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
     assert taken == [["moved"], ["moved"], []]
-
-
-async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
-    damped = reader(log, settle_s=0.0)
-    publish(log, off(1), on(2, at_s=1))
-    assert [r.seq for r in await take(damped, 0)] == [1, 2]
-    assert (damped.position, damped.waiting) == (2, 0)

@@ -2,8 +2,7 @@
 
 import io
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,13 +45,6 @@ def moved(seq: int, *, gateway: str, origin: str) -> Record:
     return Record(seq, "moved", "u", gateway, seq, 3, "login", 6)._replace(
         from_gateway=origin, from_session=1, from_conn=2**63 - 1
     )
-
-
-@contextmanager
-def made(folders: pytest.TempPathFactory) -> Iterator[LogStore]:
-    """A new store for each example of a property."""
-    with closing(LogStore(folders.mktemp("state"))) as store:
-        yield store
 
 
 # --- writing -----------------------------------------------------------------------

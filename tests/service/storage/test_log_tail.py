@@ -53,11 +53,6 @@ def batches(sizes: Sequence[int]) -> list[Batch]:
     ]
 
 
-@pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("state")
-
-
 async def all_of(cursor: TailReader, limit: int = 1_000) -> list[Logged | Gap]:
     taken = []
     while cursor.is_behind:
@@ -165,7 +160,7 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
 
 @pytest.mark.parametrize("keep", [0, 10_000], ids=["disk", "memory"])
 async def test_records_with_large_payloads_are_taken_in_bounded_parts(
-    folder: Path, keep: int
+    tmp_path: Path, keep: int
 ) -> None:
     payload = "p" * MAX_TEXT_BYTES
     carried = [
@@ -175,7 +170,7 @@ async def test_records_with_large_payloads_are_taken_in_bounded_parts(
     written = [Batch(batch_of(carried)), Batch(batch_of([record(201)]))]
     parts = list[list[TailEntry]]()
     most = 10 * MAX_TEXT_BYTES
-    with log_of(written, folder, keep=keep) as log:
+    with log_of(written, tmp_path, keep=keep) as log:
         cursor = log.cursor()
         while cursor.is_behind:
             parts.append(await cursor.take(1_000, wall_ms=WALL_MS, most_bytes=most))
@@ -217,8 +212,8 @@ def test_a_commit_notifies_each_caller_that_asked_once() -> None:
     assert notified == ["caller"]
 
 
-async def test_a_commit_notifies_only_the_readers_it_concerns(folder: Path) -> None:
-    with log_of([], folder, keep=10) as log:
+async def test_a_commit_notifies_only_the_readers_it_concerns(tmp_path: Path) -> None:
+    with log_of([], tmp_path, keep=10) as log:
         everyone, other = log.cursor(), log.cursor(of("nobody"))
         behind = log.cursor(of("nobody"), position=-1)
         notified = list[str]()
@@ -239,9 +234,9 @@ async def test_a_commit_notifies_only_the_readers_it_concerns(folder: Path) -> N
 
 @pytest.mark.parametrize("kinds", [KINDS, ("offline",), ()])
 async def test_past_the_retention_a_gap_comes_first_whatever_the_kinds(
-    folder: Path, kinds: tuple[str, ...]
+    tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
-    with log_of(batches([6, 4]), folder, keep=10) as log:
+    with log_of(batches([6, 4]), tmp_path, keep=10) as log:
         log.feed = LogTail(keep=10)
         trim(log, below=7)
         wanted = Subscription(None, frozenset(kinds))
@@ -253,9 +248,9 @@ async def test_past_the_retention_a_gap_comes_first_whatever_the_kinds(
         assert await all_of(log.cursor(wanted, position=6)) == rest
 
 
-async def test_a_trim_is_a_gap_only_to_cursors_it_concerned(folder: Path) -> None:
+async def test_a_trim_is_a_gap_only_to_cursors_it_concerned(tmp_path: Path) -> None:
     rows = {("gateway", name): CursorRow(2, 1, None) for name in ("g", "idle")}
-    with log_of([Batch(cursors=rows), *batches([6, 4])], folder, keep=1) as log:
+    with log_of([Batch(cursors=rows), *batches([6, 4])], tmp_path, keep=1) as log:
         log.feed = LogTail(keep=1)
         trim(log, below=7)
         assert await all_of(log.cursor(of("idle"), position=2)) == []

@@ -1,7 +1,8 @@
 """The log's writer: group commit, cursors, a failing disk, and the retention."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from liveness.errors import StateError
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
-from liveness.service.storage.database import companions
+from liveness.service.storage.database import companions, size_of
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import (
     COMMIT_EVERY_S,
@@ -346,63 +347,42 @@ async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None
 MANY_BYTES = 8 * 2**20
 
 
-class WalRig:
-    """A log, and what writes its WAL back."""
+def growth(store: LogStore) -> int:
+    """Bytes that the database has to grow by when its WAL is written back."""
+    ((pages,),) = disk.rows(store.path, "pragma page_count")
+    ((size,),) = disk.rows(store.path, "pragma page_size")
+    return int(pages * size) - store.path.stat().st_size
 
-    def __init__(self, store: LogStore) -> None:
-        self.store = store
-        self.writer = store.writer
 
-    @property
-    def wal_bytes(self) -> int:
-        wal, *_ = companions(self.store.path)
-        return wal.stat().st_size
-
-    @property
-    def growth(self) -> int:
-        """Bytes that the database has to grow by."""
-        ((pages,),) = disk.rows(self.store.path, "pragma page_count")
-        ((size,),) = disk.rows(self.store.path, "pragma page_size")
-        return int(pages * size) - self.store.path.stat().st_size
-
-    async def write(self, size: int) -> None:
-        """Write roughly this many bytes, in commits of 1,000 records."""
-        for _ in range(size // 50_000):
-            await self.writer.write(lambda: fill(self.store, 1_000), pending=int)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.writer.run_checkpoints)
-            yield
-            nursery.cancel_scope.cancel()
+async def write_much(store: LogStore, size: int) -> None:
+    """Write roughly this many bytes, in commits of 1,000 records."""
+    for _ in range(size // 50_000):
+        await store.writer.write(partial(fill, store, 1_000), pending=int)
 
 
 async def test_the_next_commit_uses_a_wal_again_that_was_written_back(
     store: LogStore, jumping: MockClock
 ) -> None:
-    rig = WalRig(store)
-    async with rig.running():
-        await rig.write(MANY_BYTES)
-        before = rig.wal_bytes
-        assert before > rig.growth > MANY_BYTES / 2  # no commit has done it
+    wal, *_ = companions(store.path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.writer.run_checkpoints)
+        await write_much(store, MANY_BYTES)
+        before = size_of(wal)
+        assert before > growth(store) > MANY_BYTES / 2  # no commit has done it
         await trio.sleep(2 * CHECKPOINT_EVERY_S)
-        assert rig.growth == 0
-        await rig.write(MANY_BYTES // 2)
-        assert rig.wal_bytes == before
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with disk.mounted(tmp_path / "disk", 64) as folder:
-        yield folder
+        assert growth(store) == 0
+        await write_much(store, MANY_BYTES // 2)
+        assert size_of(wal) == before
+        nursery.cancel_scope.cancel()
 
 
 async def test_on_a_small_disk_a_database_never_has_to_grow_by_much(
-    small_disk: Path, jumping: MockClock
+    tmp_path: Path, jumping: MockClock
 ) -> None:
-    with closing(LogStore(small_disk / "state")) as store:
-        rig = WalRig(store)
+    with (
+        disk.mounted(tmp_path / "disk", 64) as folder,
+        closing(LogStore(folder / "state")) as store,
+    ):
         for _ in range(10):
-            await rig.write(MOST_GROWTH_BYTES // 2)
-            assert rig.growth <= MOST_GROWTH_BYTES
+            await write_much(store, MOST_GROWTH_BYTES // 2)
+            assert growth(store) <= MOST_GROWTH_BYTES
