@@ -16,8 +16,11 @@ import pytest
 import trio
 import trio.testing
 
+from liveness.config.settings import AccessSettings
+from liveness.core.access import Allowed, Peer
 from liveness.errors import StartError
 from liveness.service.links.acceptor import Acceptor
+from liveness.service.links.credentials import access_to, peer_of
 from liveness.service.links.sockets import UnixListener, listening, make_socket_folder
 from tests.helpers.needs import as_root
 
@@ -323,3 +326,39 @@ def test_all_groups_of_a_peer_are_known_however_many(groups: int) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert ran.stdout == "True True\n", ran.stderr
+
+
+def test_a_peer_is_the_process_at_the_other_end_with_its_user_and_groups() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        groups = frozenset({os.getegid(), *os.getgroups()})
+        assert peer_of(ours) == Peer(os.getpid(), os.geteuid(), groups)
+
+
+def test_the_settings_of_access_name_users_and_groups_of_this_host() -> None:
+    settings = AccessSettings(
+        gateways="own,root,5,4294967294",
+        watchers="@own,@root,@9",
+        everyone="*",
+        names="gw-1=6,gw-2=own",
+    )
+    found = access_to(settings, group=77)
+    assert found.gateways == Allowed(users=frozenset({os.geteuid(), 0, 5, 2**32 - 2}))
+    assert found.watchers == Allowed(groups=frozenset({77, 0, 9}))
+    assert found.everyone == Allowed(anyone=True)
+    assert found.names == {"gw-1": 6, "gw-2": os.geteuid()}
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("no-such-user", "the user 'no-such-user', which does not exist"),
+        ("@no-such-group", "the group 'no-such-group', which does not exist"),
+        ("4294967295", "the user 4294967295, and the highest id of a user is"),
+        ("@" + "9" * 5_000, "the group 9{40}, and the highest id of a group is"),
+    ],
+    ids=["user", "group", "number", "many digits"],
+)
+def test_who_is_not_on_this_host_is_named(named: str, why: str) -> None:
+    with pytest.raises(StartError, match=f"access.gateways names {why}"):
+        access_to(AccessSettings(gateways=named), group=7)

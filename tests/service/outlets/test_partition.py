@@ -744,6 +744,11 @@ def test_records_that_the_log_has_lost_concern_partitions_that_need_them(
     host.lose_records(10, 30)
     following = [part.mode is Mode.FOLLOWING for part in host.partitions]
     assert following == [False, False, True, True]
+    begun = host.partitions[0]
+    begun.next_call(0.0, WALL_MS)
+    begun.answered(RESET, 0.0)
+    host.lose_records(10, 30)
+    assert begun.wants_list  # it lists all sessions anyway
 
 
 def test_a_host_that_was_heard_since_is_watched_anew(identity: HostIdentity) -> None:

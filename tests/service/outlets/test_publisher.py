@@ -113,17 +113,27 @@ async def test_a_list_that_cannot_be_read_now_is_made_again(
 
 
 @pytest.mark.parametrize(
-    ("answer", "state"), [(None, "away"), ([b"config", b"\xff"], "refused")]
+    ("answer", "state", "detail"),
+    [
+        (None, "away", "another program wrote to its keys"),
+        ([b"config", b"\xff"], "refused", "use the same settings"),
+        ([b"replaced", 5, 77], "replaced", "give each host a name of its own"),
+    ],
 )
-async def test_an_answer_of_another_form_is_reported(
-    rig: Rig, cluster: Publisher, redis: FakeRedis, answer: Any, state: str
+async def test_an_answer_that_refuses_the_host_is_reported(
+    rig: Rig, cluster: Publisher, redis: FakeRedis, answer: Any, state: str, detail: str
 ) -> None:
     redis.begun = answer
     (part,) = cluster.host.partitions
     part.lose_records()
     await trio.sleep(60.0)
     now = cluster.now()
-    assert (now.state, bool(now.detail)) == (state, True)
+    assert now.state == state
+    assert detail in now.detail
+    if answer is None:
+        assert now.errors["other"] > 1
+    else:
+        assert now.calls["begin", answer[0].decode()] > 1
     redis.begun = [b"keep", 0, 1, 1, 1, 1]
     await rig.until(lambda: cluster.now().state == "following")
 
@@ -168,3 +178,4 @@ async def test_another_lease_of_another_host_is_reported(
     assert cluster.now().state == "following"
     redis.looked[-1] = 30_000_000
     await rig.until(lambda: cluster.now().detail == "")
+    assert cluster.now().users == 1  # as Redis answers
