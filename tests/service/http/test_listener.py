@@ -22,7 +22,12 @@ from liveness.config.settings import HttpSettings
 from liveness.core.access import Allowed
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.http.listener import HEALTH_CONNECTIONS, STOP_S, HttpListener
+from liveness.service.http.listener import (
+    DENIED_CONNECTIONS,
+    HEALTH_CONNECTIONS,
+    STOP_S,
+    HttpListener,
+)
 from liveness.service.http.middleware import Middleware, only_health
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.sockets import listening
@@ -485,6 +490,27 @@ async def test_only_who_has_the_right_may_use_the_admin_socket(
     assert (await request_at("admin", head)).startswith(b"HTTP/1.1 403 ")
     assert [line["event"] for line in said] == ["admin refused"]
     assert (await request_at("http", head)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_of_clients_without_the_right_the_oldest_is_disconnected(
+    rig: Rig, request_at: Asks, tmp_path: Path
+) -> None:
+    rig.registry.access = replace(rig.registry.access, admin=Allowed())
+    oldest, *others = [
+        Client(await trio.open_unix_socket(str(tmp_path / "admin")))
+        for _ in range(DENIED_CONNECTIONS + 1)
+    ]
+    with trio.fail_after(REQUEST_S):
+        assert (await oldest.to_end()).startswith(b"HTTP/1.1 403 ")
+    for client in others:
+        assert (await client.stream.receive_some()).startswith(b"HTTP/1.1 403 ")
+    with trio.move_on_after(REQUEST_S) as waiting:
+        await others[0].stream.receive_some()
+    assert waiting.cancelled_caught
+    assert (await request_at("admin", b"GET / HTTP/1.1")).startswith(b"HTTP/1.1 403 ")
+    assert await others[0].to_end() == b""
+    for client in (oldest, *others):
+        await client.stream.aclose()
 
 
 @pytest.mark.parametrize(
