@@ -3,15 +3,14 @@
 import heapq
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from random import Random
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
-from liveness.core.records import HostTime
 from tests.promises.run_history import History
 from tests.simulation.library import Library
+from tests.simulation.machine import Machine
 from tests.simulation.outlets import OutletWorld
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
 from tests.simulation.plan import (
@@ -38,41 +37,12 @@ OF_CLOCKS: Final = ("host sleeps", "wall clock stepped", "wall clock set right")
 GATEWAY_BOOTS: Final = ("crashes", "crashes, back fresh")
 
 
-class Host(Protocol):
-    """The host of the sidecar: simulated, or this one."""
-
-    socket: Path
-
-    def host_time(self, now: float) -> HostTime:
-        """What CLOCK_MONOTONIC and the wall clock show at a moment."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether a sidecar runs and was not asked to stop."""
-
-    @property
-    def is_faulty(self) -> bool:
-        """Whether one of its faults has not ended."""
-
-    async def start(self) -> None:
-        """Start a sidecar on what the last one left."""
-
-    async def stop(self) -> None:
-        """Have it stop in order, and wait for that."""
-
-    async def crash(self, *, in_a_write: bool) -> None:
-        """End it with nothing said: now, or within the next call on the disk."""
-
-    def inject(self, fault: Fault) -> Callable[[], None]:
-        """Begin a fault; return what ends it."""
-
-
 class World:
     """Everything but the sidecar, and the one who makes things happen.
 
     Args:
         plan: What is going to happen.
-        machine: The sidecar's host.
+        machine: The sidecar's host, or what does as much of it as the plan needs.
         outlets: What its outlets lead to.
         random: Draws what the plan leaves open.
         jump: Has time pass while nothing runs.
@@ -83,7 +53,7 @@ class World:
     def __init__(
         self,
         plan: Plan,
-        machine: Host,
+        machine: Machine,
         outlets: OutletWorld | None = None,
         *,
         random: Random,

@@ -11,7 +11,7 @@ from math import inf
 from random import Random
 from statistics import median
 from time import CLOCK_MONOTONIC, clock_gettime, time_ns
-from typing import Final
+from typing import Final, cast
 
 import pytest
 import trio
@@ -19,6 +19,7 @@ import trio
 from liveness.core.records import HostTime
 from tests.promises.checker import broken_promises
 from tests.promises.run_history import History, Process
+from tests.simulation.machine import Machine
 from tests.simulation.plan import Fault, GatewayPlan, Plan, Step, Visit
 from tests.simulation.world import World
 from tests.system.conftest import Start
@@ -99,7 +100,7 @@ class RunningClock(trio.abc.Clock):
 
 
 class RealMachine:
-    """Runs the real sidecar, one process after the other.
+    """Runs the real sidecar, one process after the other, as `Machine` does a simulated one.
 
     Args:
         sidecar: Not started.
@@ -202,7 +203,7 @@ async def played(
         machine = RealMachine(sidecar, history, clock)
         world = World(
             plan,
-            machine,
+            cast(Machine, machine),
             random=Random(plan.seed),
             jump=no_jump,
             history=history,

@@ -20,9 +20,7 @@ from trio.testing import MockClock
 from liveness.testing import (
     MAX_REPLIES,
     START_WALL_MS,
-    Event,
     ScriptedSidecar,
-    Session,
     scripted_sidecar,
 )
 from tests.helpers.peer import SOON_S, Caller
@@ -120,34 +118,6 @@ async def test_the_newer_connection_is_found_by_the_clock_of_the_host() -> None:
 
 
 # --- looking and waiting
-
-
-async def test_everything_reported_can_be_seen_in_order(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw", "other") as (gateway, other):
-        await gateway.send(
-            ["login", ["ada", "eve"], {"conn": [1, 2]}],
-            ["keepalive", "ada", {"conn": 1}],
-            ["login", ["bob", ""]],
-        )
-        await script.online("eve")
-        await other.send(["login", "ada", {"conn": 7}], ["logout", 9])
-        assert await script.next_event(9) == ("logout", 9, None, "other")
-        assert [await script.next_event("ada") for _ in range(3)] == [
-            Event("login", "ada", 1, "gw"),
-            Event("keepalive", "ada", 1, "gw"),
-            Event("login", "ada", 7, "other"),
-        ]
-        assert script.events[-1] == Event("logout", 9, None, "other")
-        assert script.users["ada"] == Session("other", 3, 7)
-        assert [record["kind"] for record in script.records][-1] == "moved"
-        assert [(name, refusal.code) for name, refusal in script.refused] == [
-            ("gw", "bad-uid")
-        ]
-        assert script.links == {"gw": 1, "other": 1}
-        await gateway.send(["ack", 3])
-        await script.until(lambda: script.links["gw"] == 0)
 
 
 async def test_waits_end_when_the_event_comes(

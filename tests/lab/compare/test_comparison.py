@@ -227,26 +227,6 @@ def compared(
     return compared
 
 
-def test_a_file_of_the_past_is_compared_with_the_log(compared: Compare) -> None:
-    code, shown, errors = compared(
-        [
-            {"uid": "eve", "at": SILENT + 100},  # in no order
-            {"uid": "bob", "at": BEGAN + 400},
-            {"uid": "of before", "at": BEGAN - 1},
-            {"uid": 7, "at": SILENT / 1000 - 0.1},
-            {"uid": "eve", "at": SILENT + 1_000},
-            {"uid": "of after", "at": SILENT + 2 * HOUR_MS},
-        ]
-    )
-    assert code == 3
-    first, second, *account = shown.splitlines()
-    assert first.endswith("  bob  line 2  online here")
-    assert "  eve  line 5  offline here already" in second
-    assert account[0] == "both          2  (silence 2)"
-    assert account[-1] == "lines         6  (before 1)"
-    assert errors.endswith(" to now\n")
-
-
 def test_after_a_planned_stop_nothing_is_missed_here(
     state: Path, compared: Compare
 ) -> None:

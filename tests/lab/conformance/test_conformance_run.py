@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -23,7 +21,6 @@ from liveness.lab.conformance.rules import (
 )
 from tests.helpers.tree import ROOT
 from tests.lab.conformance.wrong_gateway import FAULTS
-from tests.system.sidecar import eventually
 
 WRONG: Final = "tests.lab.conformance.wrong_gateway"
 
@@ -122,16 +119,3 @@ def test_a_command_that_starts_no_gateway_is_refused_in_one_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert line in said
-
-
-def test_a_run_that_is_ended_by_sigterm_ends_the_gateway_too(tmp_path: Path) -> None:
-    file = tmp_path / "pid"
-    gateway = f"sh -c 'echo $$ > {file}; exec sleep 600' {{port}}"
-    run = [sys.executable, "-m", "liveness", "conformance", "--command", gateway]
-    with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
-        eventually(lambda: file.exists() and bool(file.read_text()))
-        process.terminate()
-        _, said = process.communicate(timeout=300)
-    assert (process.returncode, said) == (1, "liveness: ended by SIGTERM\n")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(file.read_text()), 0)
