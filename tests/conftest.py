@@ -116,15 +116,9 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that wait for something large, and refuse those that nobody could name.
 
-    The longest file comes first: else all would wait for it in the end. Tests that look at
-    what others have found come last.
+    The longest file comes first: else all would wait for it in the end.
     """
-    items.sort(
-        key=lambda it: (
-            it.get_closest_marker("last") is not None,
-            it.path.name != LONGEST,
-        )
-    )
+    items.sort(key=lambda it: it.path.name != LONGEST)
     for item in items:
         if BUILDING & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.long)

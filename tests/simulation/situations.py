@@ -47,15 +47,9 @@ def noted() -> Iterator[Counter[str]]:
 
 @dataclass(slots=True)
 class Tally:
-    """What many runs came into, all together.
-
-    Args:
-        areas: Those of the situations that it looks for.
-        folder: Where it shares what it counts with others; None: with nobody.
-    """
+    """What many runs came into, all together, of these areas."""
 
     areas: Collection[str]
-    folder: Path | None = None
     seeds: list[int] = field(default_factory=list)
     virtual_s: float = 0.0
     reached: Counter[str] = field(default_factory=Counter)  # in how many runs
@@ -64,18 +58,6 @@ class Tally:
         self.seeds.append(seed)
         self.virtual_s += lasted_s
         self.reached.update({*reached})
-        if self.folder is not None:
-            written = self.folder / f"{seed}.new"
-            written.write_text("\n".join({*reached}))
-            written.rename(self.folder / f"{seed}.run")
-
-    def add_those_of_others(self) -> None:
-        """Count what others have counted in the folder, but for their virtual time."""
-        assert self.folder is not None
-        for path in self.folder.glob("*.run"):
-            if int(path.stem) not in self.seeds:
-                self.seeds.append(int(path.stem))
-                self.reached.update(path.read_text().splitlines())
 
     def never_reached(self, *, include_rare: bool) -> list[str]:
         """Situations that no run came into; those that are rare only if asked for."""

@@ -1,6 +1,5 @@
 """The promises, in worlds that are drawn: the product's own parts on virtual time."""
 
-from pathlib import Path
 from random import SystemRandom
 from typing import Final
 
@@ -26,9 +25,9 @@ HOUR_S: Final = 3_600
 
 
 @pytest.fixture(scope="module")
-def tally(tally_folder: Path) -> Tally:
+def tally() -> Tally:
     """What all seeds that are run here come into."""
-    return Tally(ONE_HOST, tally_folder)
+    return Tally(ONE_HOST)
 
 
 def trace(history: History) -> list[object]:
@@ -68,10 +67,8 @@ def test_every_promise_is_kept(seed: int, tally: Tally) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.last
 @pytest.mark.timeout(HOUR_S)
 def test_these_seeds_come_into_every_situation_that_is_not_rare(tally: Tally) -> None:
-    tally.add_those_of_others()
     for seed in {*SEEDS} - {*tally.seeds}:
         outcome = outcome_of(plan_of(seed))
         tally.add(seed, outcome.reached, outcome.lasted_s)

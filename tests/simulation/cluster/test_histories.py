@@ -1,6 +1,5 @@
 """Hosts that publish to a real redis-server, in random histories and in chosen ones."""
 
-from pathlib import Path
 from random import Random, SystemRandom
 from typing import Final
 
@@ -20,9 +19,9 @@ FOREVER: Final = 1e12
 
 
 @pytest.fixture(scope="module")
-def tally(tally_folder: Path) -> Tally:
+def tally() -> Tally:
     """The situations that all histories here come into."""
-    return Tally([CLUSTER], tally_folder)
+    return Tally([CLUSTER])
 
 
 @pytest.mark.parametrize(
@@ -38,9 +37,7 @@ def test_a_history_ends_with_what_the_hosts_have(tally: Tally, first: int) -> No
 
 
 @pytest.mark.long
-@pytest.mark.last
 def test_these_seeds_come_into_every_situation_that_is_not_rare(tally: Tally) -> None:
-    tally.add_those_of_others()
     for seed in {*SEEDS} - {*tally.seeds}:
         faults_of(seed, tally)
     assert tally.never_reached(include_rare=False) == []
