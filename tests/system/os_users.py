@@ -12,9 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-# Without an entry in any database, and one that every Debian has.
+# Without an entry in any database.
 SOMEBODY: Final = 54_321
-NOBODY: Final = 65_534
 CREW: Final = 34_567  # a group
 
 # The folder is entered while it is still allowed: those above it may be private.

