@@ -16,7 +16,7 @@ from liveness import __version__
 from liveness.cli import main
 from liveness.errors import ConfigError, LivenessError
 from tests.helpers.log_setup import log_setup_restored
-from tests.helpers.processes import Done, environment, ran, succeeded
+from tests.helpers.processes import Done, environment, ran
 
 COMMANDS = sorted(name for name in main.app if not name.startswith("-"))
 TIMERS, WEBHOOKS = (
@@ -227,34 +227,6 @@ def test_check_config_tries_the_files_of_outlets(run: Run, tmp_path: Path) -> No
 
 
 # --- as a process ---------------------------------------------------------------------
-
-
-def imported_by(*arguments: str) -> set[str]:
-    """The packages that are loaded once `liveness` has run with *arguments*."""
-    script = (
-        "import sys; from liveness.cli.main import main; main(sys.argv[1:]); "
-        "print('\\n', *sys.modules)"
-    )
-    shown = succeeded(ran(sys.executable, "-c", script, *arguments))
-    return {name.split(".")[0] for name in shown.splitlines()[-1].split()}
-
-
-SERVER = {"h11", "starlette", "structlog", "sqlite3"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "unused"),
-    [
-        ("version", {"trio", "prometheus_client"}),
-        # A wrong setting is logged, which takes structlog, where the log is JSON.
-        ("serve --timeout 0", {"trio", "prometheus_client"}),
-        ("watch --socket /there/is/none", set()),
-        ("explain a/7 --socket /there/is/none", {"trio"}),
-    ],
-)
-def test_a_client_loads_no_server(arguments: str, unused: set[str]) -> None:
-    server = SERVER - ({"structlog"} if arguments.startswith("serve") else set())
-    assert not (server | unused) & imported_by(*arguments.split())
 
 
 def test_a_reader_who_goes_away_ends_it_quietly() -> None:

@@ -108,15 +108,6 @@ def test_a_backup_has_the_whole_state(state: Path, command: Command) -> None:
     assert [*state.parent.glob(".*")] == [], "nothing is left beside it"
 
 
-def test_a_backup_waits_for_room_on_the_disk(
-    state: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("liveness.cli.backup.SPARE_BYTES", 2**62)
-    code, _, line = command("backup", state.parent / "b", "--state", state)
-    assert code == 1
-    assert "make room, or name a FILE elsewhere" in line
-
-
 @pytest.mark.parametrize(
     ("line", "code", "told"),
     [

@@ -231,18 +231,6 @@ def test_bad_options_are_refused_at_once(options: Any) -> None:
 # --- pings and pongs -------------------------------------------------------------------
 
 
-def test_one_ping_is_under_way_at_a_time_and_none_without_need() -> None:
-    client = linked()
-    login(client, "ada", 1)
-    assert names(written(client)) == ["login", "ping"]
-    login(client, "bob", 2)
-    assert names(written(client)) == ["login"]
-    take(client, ("pong", client.pings))
-    assert names(written(client)) == ["ping"]
-    take(client, ("pong", client.pings))
-    assert written(client) == []
-
-
 @pytest.mark.parametrize("wrote", [1, 2, 3])
 def test_a_pong_does_not_cover_reports_made_while_its_frames_were_written(
     wrote: int,
@@ -336,22 +324,6 @@ def test_a_login_behind_the_end_of_its_connection_is_ignored() -> None:
 
 
 # --- acks ------------------------------------------------------------------------------
-
-
-def test_a_record_is_acknowledged_once_its_end_is_handled() -> None:
-    client = linked(("ada", 1), ("bob", 2))
-    view = Loop(client)
-    notify(client, offline(3, "ada", 1), offline(4, "bob", 2))
-    settle(client)
-    view.next()
-    assert not client.is_urgent
-    assert written(client) == []
-    view.next()
-    assert client.is_urgent
-    assert written(client) == [("ack", 3)]
-    assert written(client) == []
-    view.next()
-    assert written(client) == [("ack", 4)]
 
 
 # --- new logs and gaps -----------------------------------------------------------------

@@ -24,6 +24,5 @@ for await (const line of readline.createInterface(process.stdin)) {
   const order = JSON.parse(line)
   for (const id of order.connect ?? []) connect(id)
   if (order.subscribe) clients.get(order.subscribe).subscribe('will/#')
-  if (order.end) clients.get(order.end).end()
 }
 process.exit(0)

@@ -158,10 +158,3 @@ def test_a_take_over_of_a_client_id_moves_the_user(site: Site) -> None:
         assert moved.from_conn is not None
         assert moved.conn is not None
         assert moved.from_conn < moved.conn
-
-
-def test_a_disconnect_is_a_logout(site: Site) -> None:
-    with site.clients("leaver") as clients:
-        site.wait_for("leaver")
-        clients.order(end="leaver")
-        site.wait_for("leaver", ("offline", "logout"))

@@ -16,8 +16,7 @@ from websockets.sync.client import connect
 from liveness.lab.common.processes import free_port
 from tests.helpers.needs import needs
 from tests.helpers.pages import blocks, example
-from tests.integrations.conftest import SOON_S, listening
-from tests.integrations.silent import silent_websocket
+from tests.integrations.conftest import SOON_S, listening, silent_websocket
 from tests.system.sidecar import Sidecar, eventually
 
 PAGE: Final = "docs/proxies.md"

@@ -13,8 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.integrations.conftest import SOON_S, listening
-from tests.integrations.silent import frame, silent_websocket
+from tests.integrations.conftest import SOON_S, frame, listening, silent_websocket
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
 
@@ -57,11 +56,6 @@ class Chat:
         return [(record.kind, record.reason) for record in log if record.uid == uid]
 
 
-def read(stream: socket.socket) -> bytes:
-    """All that arrives until the other side has closed."""
-    return b"".join(iter(lambda: stream.recv(4096), b""))
-
-
 def said(client: ClientConnection, key: str) -> Any:
     """The next message that has this key."""
     while True:
@@ -84,16 +78,6 @@ def chat(start: Start) -> Iterator[Chat]:
     command = (sys.executable, "-W", "error", PROGRAM, "--ping", str(PING_S))
     with listening(*command, "--sidecar", str(sidecar.socket)) as (process, port):
         yield Chat(sidecar, process, port)
-
-
-def test_a_client_that_answers_no_ping_is_closed(chat: Chat) -> None:
-    with chat.user("quiet") as quiet, chat.silent_user("silent") as silent:
-        eventually(lambda: ("offline", "silence") in chat.records("silent"))
-        assert read(silent).endswith(b"\x88\x09" + (4000).to_bytes(2) + b"silence")
-        # Its client said nothing for longer: pongs are activity.
-        quiet.send("still here")
-        assert said(quiet, "say") == {"uid": "quiet", "say": "still here"}
-        assert chat.records("quiet") == [("online", "login")]
 
 
 def test_a_second_login_closes_the_first(chat: Chat) -> None:
@@ -123,4 +107,4 @@ def test_a_client_that_reads_nothing_is_cut_off(chat: Chat) -> None:
             said(ada, "say")
         assert chat.records("stuck")[1:] == [("offline", "logout")]
         with pytest.raises(ConnectionResetError):
-            read(stuck)
+            b"".join(iter(lambda: stuck.recv(4096), b""))
