@@ -20,12 +20,9 @@ from liveness.core.cursors import CursorRow
 from liveness.core.timer_states import CreateTimer, Fire
 from liveness.errors import StateError
 from liveness.service.backups import snapshots as files
-from liveness.service.storage import log_store as log_file
-from liveness.service.storage import outlet_schema
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.outlet_schema import DATABASE as OUTLETS
-from liveness.service.timers import timer_store
 from liveness.service.timers.timer_store import DATABASE as TIMERS
 from liveness.service.timers.timer_store import TimerStore
 from tests.helpers import disk
@@ -81,10 +78,10 @@ def test_a_restored_state_has_what_the_original_had(
 ) -> None:
     with opened(folder) as (store, _):
         add_outlets(folder, store.log, 7)
-    before = disk.log(folder / log_file.DATABASE)
+    before = disk.log(folder / DATABASE)
     tables = {
-        timer_store.DATABASE: ["timers"],
-        outlet_schema.DATABASE: ["cursors", "batches", "dead"],
+        TIMERS: ["timers"],
+        OUTLETS: ["cursors", "batches", "dead"],
     }
 
     def rows_in(state: Path) -> list[list[Any]]:
@@ -127,15 +124,13 @@ def test_a_restored_state_has_its_own_log_and_knows_earlier_ones(
 
 
 def test_no_backup_has_a_cursor_or_an_attempt_beyond_its_log(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before each statement a record is written, and outlets and timers follow it."""
     with ExitStack() as stack:
         store, table = stack.enter_context(opened(folder))
         add_outlets(folder, store.log, 10)
-        outlets = stack.enter_context(
-            closing(sqlite3.connect(folder / outlet_schema.DATABASE))
-        )
+        outlets = stack.enter_context(closing(sqlite3.connect(folder / OUTLETS)))
 
         def disturb() -> None:
             fill(store, 1)
@@ -152,11 +147,17 @@ def test_no_backup_has_a_cursor_or_an_attempt_beyond_its_log(
 
         monkeypatch.setattr(files, "reading", disturbed)
         with files.opened(folder) as state:
-            log, timers, cursors = state._databases.values()
-            (newest,) = log.execute("select max(last) from log").fetchone()
-            query = "select value from meta where key = 'seq'"
-            (reached,) = timers.execute(query).fetchone()
-            (cursor,) = cursors.execute("select seq from cursors").fetchone()
+            monkeypatch.undo()
+            for path in state.paths:
+                state.copy(path, tmp_path / path.name, made_ms=1)
+    ((newest,), (reached,), (cursor,)) = (
+        disk.rows(tmp_path / name, query)[0]
+        for name, query in {
+            DATABASE: "select max(last) from log",
+            TIMERS: "select value from meta where key = 'seq'",
+            OUTLETS: "select seq from cursors",
+        }.items()
+    )
     assert 10 <= reached <= newest
     assert 10 <= cursor <= newest
 
@@ -231,7 +232,7 @@ def test_no_file_of_a_state_is_replaced_or_added(
 
 def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> None:
     """The damage is within a page that is copied without being parsed."""
-    disk.overwrite_root(folder / log_file.DATABASE, "cursors", 64)
+    disk.overwrite_root(folder / DATABASE, "cursors", 64)
     why = r"is damaged .*; no backup was made: keep the previous one"
     with pytest.raises(StateError, match=why):
         back_up(folder, tmp_path / "b.tar")
@@ -252,7 +253,7 @@ def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> No
 def test_no_backup_is_made_without_timers_that_there_were(
     folder: Path, tmp_path: Path, lose: Callable[[Path], object], why: str
 ) -> None:
-    lose(folder / timer_store.DATABASE)
+    lose(folder / TIMERS)
     with pytest.raises(StateError, match=f"it is {why}"):
         back_up(folder, tmp_path / "b.tar", force=True)
 
@@ -269,7 +270,7 @@ def test_no_backup_is_made_without_timers_that_there_were(
 def test_no_backup_of_a_damaged_log_takes_the_place_of_a_whole_one(
     folder: Path, tmp_path: Path, damage: Callable[[Path], None] | None, why: str
 ) -> None:
-    path = folder / log_file.DATABASE
+    path = folder / DATABASE
     with closing(LogStore(folder)) as store:
         disk.unsynced(store)
         fill(store, 1_989)
