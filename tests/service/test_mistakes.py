@@ -141,15 +141,6 @@ def bad_page(last: int) -> Given:
     return make
 
 
-def huge(here: Path, stack: ExitStack) -> None:
-    """That state; its log claims 8 TiB, hardly any of which take room."""
-    state(here, stack)
-    with (here / "state" / DATABASE).open("r+b") as file:
-        file.seek(28)  # the number of pages
-        file.write((2**31).to_bytes(4))
-        file.truncate(2**31 * 4_096)
-
-
 def chown_all(here: Path, _: ExitStack) -> None:
     for path in (here, *here.rglob("*")):
         os.chown(path, STRANGER.unix_user, STRANGER.gid)
@@ -165,8 +156,6 @@ COMMAND_LINES: Final = [
     Mistake("user that is none", "explain int:9223372036854775808", 2, "…'int:9223372036854775808' is no uid: a string of 1 to 255 bytes of UTF-8 without control characters, or int:N with N from 0 to 2^63-1; see `liveness explain --help`"),
     Mistake("timer without a key", "timers show ''", 2, "'' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers show --help`"),
     Mistake("gateway without a name", "gateways forget ''", 2, "…'' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness gateways forget --help`"),
-    Mistake("user that no uid can be", "log --uid 'a\nb'", 2, "…'a\\nb' is no uid: …; see `liveness log --help`"),
-    Mistake("times of which the later is first", "log --since 15min --until 1h", 2, "--since is not before --until: nothing lies between; see `liveness log --help`"),
     Mistake("sidecar's flag beside the cluster", "watch --cluster --after 3", 2, "--after is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
 ]  # fmt: skip
 
@@ -197,9 +186,7 @@ FILES: Final = [
     Mistake("log with a damaged end", SERVE, 1, "{here}/state/liveness.db cannot be read (the newest page of the log says that it has the records 1 to 5000); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start with an empty log", bad_page(5_000)),
     Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away, with its -wal and -shm, to start with an empty log", damaged),
     Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or repair the disk, nothing is lost", before="ulimit -f 4"),
-    Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is in a state directory, with which it would be lost; name a FILE elsewhere", state),
     Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; no file is left behind: make room, or name a FILE elsewhere", state),
-    Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and making a backup takes … MB; make room, or name a FILE elsewhere", huge),
     Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
     Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; no file is left behind: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, so there is nothing to compare: name the sidecar's state directory with --state", both(state, text("theirs"))),
@@ -218,8 +205,6 @@ CLIENTS: Final = [
     Mistake("status of a cluster that is not configured", "cluster status", 1, NO_CLUSTER),
     Mistake("cluster where no Redis is", "cluster status", 1, "Redis at 127.0.0.1:1: …; is the address right, and does Redis run there?", environ={"LIVENESS_CLUSTER_URL": "redis://127.0.0.1:1"}),
     Mistake("gateway that is none", "gateways forget gw-9 --socket {live}/gateway.sock", 1, "no gateway 'gw-9' is known: `liveness gateways list` shows those that are"),
-    Mistake("gateway that is connected", "gateways forget gw-a --socket {live}/gateway.sock", 1, "the gateway 'gw-a' is connected; …"),
-    Mistake("dead letter to drop without a sidecar", "webhooks drop mail --yes --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("output full", "check-config > /dev/full", 1, "the output cannot be written (No space left on device); give it another place"),
 ]  # fmt: skip
 

@@ -137,6 +137,26 @@ def test_a_promise_is_broken_once_late_by_as_much_again_and_by_a_second_at_least
     assert gateway.absence(kept + 0.001) == MUTE
 
 
+def test_a_broken_promise_is_counted_once_until_the_gateway_is_heard(
+    pinging: GatewayState,
+) -> None:
+    pinging.count_miss(100.0)
+    assert (pinging.mutes, pinging.has_missed(105.0)) == (0, False)
+    assert pinging.has_missed(105.25)
+    pinging.count_miss(105.25)
+    assert not pinging.has_missed(300.0)
+    pinging.heard(300.0)
+    assert not pinging.has_missed(301.0)
+    assert pinging.has_missed(306.0)
+    pinging.count_miss(306.0)
+    pinging.heard(310.0)
+    pinging.reading_paused(316.0)  # it is the sidecar that does not read
+    assert not pinging.has_missed(316.0)
+    pinging.unlinked(316.0)
+    assert not pinging.has_missed(400.0)
+    assert pinging.mutes == 2
+
+
 # --- what happens to the users ---------------------------------------------------------
 
 

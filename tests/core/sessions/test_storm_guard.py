@@ -106,23 +106,6 @@ def test_only_users_judged_within_a_revolution_count(scene: Scene, pause: int) -
     assert told(scene) == [(15, 21)]
 
 
-def test_users_that_wait_for_their_mute_gateway_are_no_storm(
-    wheel_class: type[Wheel],
-) -> None:
-    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, hold=60)
-    uids = users(20)
-    scene.link("g", ping=5)
-    scene.login("g", uids)
-    for _ in range(89):
-        scene.pass_time(1)
-        scene.look_at("g")
-        assert scene.fire() == []
-    scene.pass_time(1.5)
-    scene.look_at("g")
-    assert silent(scene.fire()) == uids
-    assert guard_of(scene).begun == 0
-
-
 def test_users_of_a_gateway_that_speaks_again_are_renewed_before_they_are_counted(
     wheel_class: type[Wheel],
 ) -> None:

@@ -163,14 +163,6 @@ def test_a_cancel_by_ext_that_is_given_again_leaves_those_asked_for_since(
     assert (changed.key, changed.state) == ("before", CANCELLED)
 
 
-def test_done_is_the_end_and_its_message_is_kept(rig: Rig) -> None:
-    rig.done("k", seq=fired(rig), message="sent")
-    assert state(rig) == DONE
-    timer = rig.timer("k")
-    assert (timer.message, timer.attempts, timer.next) == ("sent", 1, None)
-    assert rig.wait(DAY_S) == []
-
-
 def test_a_run_without_an_answer_in_time_is_tried_again(rig: Rig) -> None:
     fired(rig)
     fired_s = rig.state_s

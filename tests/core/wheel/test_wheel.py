@@ -6,7 +6,6 @@ beside deadlines is shown by the tests of presence, and both wheels answer it al
 `test_differential`.
 """
 
-from itertools import pairwise
 from math import inf
 from typing import Final
 
@@ -198,20 +197,6 @@ def test_one_call_lays_no_more_than_its_steps(
             slack = model.bucket_s * ROUNDING
             assert model.wheel.next_due() <= ahead + 1 + slack, "the rest is forgotten"
     assert calls == 300 // steps
-
-
-def test_users_that_are_longest_due_fire_first(wheel_class: WheelClass) -> None:
-    model = Model(wheel_class, timeout=3, slots=30)
-    for number in range(500):
-        model.open(number, timeout=1 + number * 7_919 % 5_000 / 1_000)
-    while model.now < 7:
-        model.now += 0.095
-        model.wheel.advance(model.now, ALL)
-    fired = []
-    while model.deadlines:
-        fired += model.fire(until=model.now, limit=64)
-    for first, second in pairwise(fired):
-        assert first.deadline < second.deadline + model.bucket_s
 
 
 def test_users_fire_only_up_to_the_moment_named(wheel_class: WheelClass) -> None:
