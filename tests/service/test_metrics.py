@@ -1,7 +1,7 @@
 """The numbers as a scraper gets them: names, labels, and how many series."""
 
 from dataclasses import astuple, replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -9,7 +9,6 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from liveness.cluster.nodes import Kind
 from liveness.metrics.collector import MOST_GATEWAYS, Collector
 from liveness.metrics.counts import LATENESS_STAGES, Counts
 from liveness.metrics.families import Histogram, zeros
@@ -18,14 +17,12 @@ from liveness.metrics.now import (
     CLUSTER_ERRORS,
     CLUSTER_QUESTIONS,
     DELIVERY_S,
-    OUTLET_STATES,
     PARTITION_MODES,
     ClusterNow,
     GatewayNow,
     Now,
     OutletNow,
 )
-from liveness.service.outlets.common.outlet import OutletState
 
 CLUSTER = ClusterNow(
     host="a",
@@ -174,11 +171,6 @@ def test_every_number_of_an_outlet_is_shown_once() -> None:
         it for it in astuple(OUTLET) if isinstance(it, int | float) and it < 1e9
     ]
     assert sorted(own) == sorted(expected)
-
-
-def test_states_and_errors_are_those_that_are_counted() -> None:
-    assert get_args(OutletState) == OUTLET_STATES
-    assert get_args(Kind) == CLUSTER_ERRORS
 
 
 def test_the_first_64_gateways_have_names_and_the_others_share_one() -> None:

@@ -35,11 +35,15 @@ LIST = ListReply("g", 1)
 class Disk(ScriptedDisk):
     """A disk in memory, whose log has only a length."""
 
+    timers_behind: int = 0  # tickets by which timer commands are behind the log
     records_kept: int = 0
 
     @property
     def durable_seq(self) -> int:
         return self.records_kept
+
+    def ticket_of(self, _gateway: str) -> int:
+        return self.log_ticket - self.timers_behind
 
 
 class Link:
@@ -93,6 +97,18 @@ def test_a_reply_behind_one_that_is_not_durable_waits_too(link: Link) -> None:
     link.disk.written = 2
     assert link.outbox.take_frames() == b"bc"
     assert not link.outbox.has_replies
+
+
+@pytest.mark.parametrize(("role", "sent"), [("gateway", b"a"), ("watcher", b"ab")])
+def test_only_a_gateway_waits_for_timer_commands_and_not_with_its_welcome(
+    role: str, sent: bytes
+) -> None:
+    link = Link()
+    link.welcome(role=role)
+    link.disk.timers_behind = 1
+    link.outbox.queue(Reply(b"a", 1, is_log_only=True))
+    link.queue(b"b")
+    assert link.outbox.take_frames() == sent
 
 
 def test_replies_are_joined_up_to_a_size(link: Link) -> None:

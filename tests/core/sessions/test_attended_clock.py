@@ -10,6 +10,7 @@ from liveness.core.sessions.attended_clock import (
     LONG_ABSENCE_S,
     SLACK_S,
     AttendedClock,
+    WindowedMax,
 )
 from tests.helpers.strategies import BOUNDED
 
@@ -131,6 +132,14 @@ def test_attended_time_is_a_part_of_monotonic_time_and_the_rest_is_counted(
         assert now - before <= asked + used + SLACK_S + 1e-9
         assert now + clock.unattended == pytest.approx(mono)
         clock.resume_if_caught_up(mono=mono, all_read=all_read)
+
+
+def test_the_highest_value_is_shown_for_one_to_two_spans() -> None:
+    highest = WindowedMax(5.0)
+    for value, mono in ((9.0, 1.0), (3.0, 4.0), (2.0, 7.0)):
+        highest.note(value, mono)
+    shown = [highest.recent(mono) for mono in (8.0, 14.0, 15.0)]
+    assert shown == [9.0, 2.0, 0.0]
 
 
 def absences(*spans: tuple[float, float, str | None]) -> Absences:

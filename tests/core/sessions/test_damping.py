@@ -184,6 +184,17 @@ def test_a_reader_of_some_gateways_without_moves_gets_both_records() -> None:
     assert add(damping, back) == [off, back]
 
 
+def test_dampers_may_share_their_room_and_give_it_back() -> None:
+    room = DampingCounts(2)
+    first, second = damper(counts=room), damper(counts=room)
+    for damping, seq in ((first, 1), (second, 2)):
+        assert add(damping, Item(seq, OFFLINE, f"u{seq}", "g1", 0)) == []
+    third = Item(3, OFFLINE, "u3", "g1", 0)
+    assert [it.seq for it in add(second, third)] == [2]
+    first.close()
+    assert (room.waiting, len(first), len(second)) == (1, 0, 1)
+
+
 def test_records_that_were_lost_between_change_no_order() -> None:
     damping = damper()
     first, again = (Item(n, OFFLINE, "ada", "g1", 0) for n in (1, 9))

@@ -262,6 +262,7 @@ def test_above_max_live_none_is_taken_until_some_have_ended(
     rig.cancel("k1")
     rig.fail("k2", final=True)
     rig.commit()
+    assert rig.timetable.results == {DONE: 1, FAIL: 1, UNANSWERED: 0, LATE: 0}
     assert all(rig.after(f"next{number}", 5) for number in range(3))
     assert not rig.after("one more", 5)
 
