@@ -224,6 +224,17 @@ def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(
     pair.check_owned(1_000)
 
 
+def test_a_held_user_who_was_seen_before_0_has_no_deadline_in_either() -> None:
+    pair = Pair(timeout=1.0, slots=3, now=0.0)
+    pair.add_gateway()
+    pair.put(Entry("u", 0, 1, None, -9.0, 1.0, 0.5, -5.0, 1, 0))
+    pair.now = 2.0
+    pair.same("advance", 2.0, ALL)
+    held = {"held_above": 0.0, "held_until": 1.0, "counted_above": 0.0}
+    pair.end(Endings(0, "g", SILENCE, until=2.0, limit=ALL, renewed=False, **held))
+    assert not pair.online
+
+
 def take_step(
     data: st.DataObject, pair: Pair, step: str, gap: st.SearchStrategy[float]
 ) -> None:

@@ -184,8 +184,33 @@ def online(seq: int, uid: Uid = "ada") -> tuple[Record, float, Opening]:
     return record, 0.0, Opening(8, None)
 
 
+def offline(seq: int, session: int, uid: str = "ada") -> Entry:
+    record = Record(seq, OFFLINE, uid, "g", session, None, LOGOUT, 9, 9, LOGIN, 0.0)
+    return record, 0.0, None
+
+
 def timer(seq: int) -> TimerRecord:
     return TimerRecord(seq, TIMER, "g", "key", None, None, 9, 1, 9)
+
+
+def test_a_session_that_opens_and_ends_in_a_batch_is_not_stored(
+    make: Callable[[], RecordBatch],
+) -> None:
+    batch = filled(make, [online(7), offline(8, 7), online(9), offline(10, 3, "bob")])
+    assert batch.opened() == [9, "ada", 8, None, "g", None]
+    assert batch.closed == [7, 3]
+
+
+def test_a_move_closes_one_session_and_opens_another(
+    make: Callable[[], RecordBatch],
+) -> None:
+    move = Record(
+        7, MOVED, "ada", "h", 7, 5, LOGIN, 9,
+        from_gateway="g", from_session=3, from_conn=4,
+    )  # fmt: skip
+    batch = filled(make, [(move, 0.0, Opening(8, 2.5))])
+    assert (batch.opened(), batch.closed) == ([7, "ada", 8, 5, "h", 2.5], [3])
+    assert batch.gateways == {"g", "h"}
 
 
 @pytest.mark.parametrize(
