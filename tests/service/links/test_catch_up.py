@@ -65,11 +65,6 @@ def fail(key: str) -> CompleteTimer:
     return CompleteTimer("g", key, None, False, "no", False, AT_MS)
 
 
-def as_record(order: Fire) -> TimerRecord:
-    gateway, key, attempt, seq, at = order
-    return TimerRecord(seq, TIMER, gateway, key, None, None, AT_MS, attempt, at)
-
-
 def write_log(log: LogStore, *records: Logged) -> None:
     """Write records in their order, each as a commit of its own."""
     for record in sorted(records, key=lambda record: record.seq):
@@ -78,7 +73,10 @@ def write_log(log: LogStore, *records: Logged) -> None:
 
 def runs(*orders: Fire) -> list[Logged]:
     """Their records in the log."""
-    return [*map(as_record, orders)]
+    return [
+        TimerRecord(seq, TIMER, gateway, key, None, None, AT_MS, attempt, at)
+        for gateway, key, attempt, seq, at in orders
+    ]
 
 
 def logins(*seqs: int) -> list[Logged]:
@@ -86,12 +84,6 @@ def logins(*seqs: int) -> list[Logged]:
 
 
 # --- what the table lacks, and what it has ------------------------------------------
-
-
-def replay(table: TimerStore, log: LogStore) -> None:
-    """Give the table all runs, from the first on, as if it knew of none."""
-    table.seq = 0
-    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
@@ -140,12 +132,9 @@ def test_only_runs_that_the_table_lacks_change_it(
         )
     assert table.seq == 15
     caught_up = rows(table)
-    replay(table, log)
+    table.seq = 0  # as if it knew of none
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     assert rows(table) == caught_up
-
-
-def states(table: TimerStore) -> list[str]:
-    return [timer.state for timer in rows(table).values()]
 
 
 def test_a_run_began_by_the_state_s_clock(log: LogStore, table: TimerStore) -> None:
@@ -173,7 +162,7 @@ def test_a_restored_log_begins_no_later_timer(log: LogStore, table: TimerStore) 
     table.write([fire(100, "b")], seq=100)
     write_log(log, *runs(fire(30, "a")), *logins(*range(31, 71)))
     _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
-    assert states(table) == ["done", "pending", "fired"]
+    assert [it.state for it in rows(table).values()] == ["done", "pending", "fired"]
     # Nobody has the record of the last: whatever is answered from now on counts.
     found = [(timer.seq, timer.min_seq) for timer in rows(table).values()]
     assert found[1:] == [(None, 71), (0, 71)]

@@ -52,11 +52,15 @@ def take(
     return [*zip(*columns, strict=True)]
 
 
-def test_every_user_is_restored_in_order_with_the_same_clock(tmp_path: Path) -> None:
-    write(tmp_path, range(2**62, 2**62 + 50))
+def test_every_user_is_restored_once_in_order_with_the_same_clock(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, range(2**62, 2**62 + 50))
     assert take(tmp_path) == [
         (2**62 + i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4) for i in range(50)
     ]
+    assert not path.exists()
+    assert take(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -68,13 +72,6 @@ def test_the_time_of_the_stop_is_silence_but_not_waiting_and_is_never_negative(
     write(tmp_path, [1])
     ((_, _, remaining, silence, _),) = take(tmp_path, at_ms=at_ms)
     assert (remaining, silence) == (0.0, expected)
-
-
-def test_the_file_is_used_once(tmp_path: Path) -> None:
-    path = write(tmp_path, [1])
-    assert take(tmp_path) != []
-    assert not path.exists()
-    assert take(tmp_path) == []
 
 
 def test_the_file_stays_if_the_start_fails(tmp_path: Path) -> None:
@@ -165,11 +162,9 @@ def test_a_file_whose_columns_differ_in_length_gives_fresh_timeouts(
     is_refused(tmp_path, clocks, "its columns are of different lengths")
 
 
-def is_refused(
-    folder: Path, clocks: Clocks, error: str, *, at_ms: int = STOPPED_MS
-) -> None:
+def is_refused(folder: Path, clocks: Clocks, error: str) -> None:
     """Check that a file with a right checksum is not used for a start."""
-    clocks_file.write(folder, log="abc", seq=7, at_ms=at_ms, clocks=clocks)
+    clocks_file.write(folder, log="abc", seq=7, at_ms=STOPPED_MS, clocks=clocks)
     with structlog.testing.capture_logs() as said:
         assert take(folder) == []
     assert [line["error"] for line in said] == [error]

@@ -19,10 +19,12 @@ from liveness.service.storage.database import (
     reading,
 )
 from liveness.service.storage.log_pages import (
+    END,
     PAGE_RECORDS,
     TRIMMED,
     LogPage,
     damaged_ranges,
+    pages,
 )
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers import disk
@@ -138,11 +140,33 @@ def test_the_seqs_that_no_page_has_are_the_damaged_ones() -> None:
 def test_a_disk_that_fails_is_no_damage(tmp_path: Path) -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
-    with (
-        pytest.raises(StartError, match="repair the disk, nothing is lost"),
-        expecting_damage(tmp_path, "begin anew"),
+    for fault, why in (
+        (error, "nothing is lost"),
+        (OSError(30, "read-only"), "--state"),
     ):
-        raise error
+        with pytest.raises(StartError, match=why), expecting_damage(tmp_path, "begin"):
+            raise fault
+    with (
+        closing(sqlite3.connect(":memory:")) as db,
+        pytest.raises(sqlite3.OperationalError, match="no such table"),
+    ):
+        list(pages(db, after=0, until=9))
+
+
+def test_all_pages_around_a_torn_leaf_are_read_up_to_any_end(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        fill(store, *[40] * 100)
+    disk.tear_a_leaf(store.path, "log", 3)
+    with reading(store.path) as db:
+        one_by_one = [
+            page.first
+            for after in range(0, 4_000, 40)
+            for page in pages(db, after=after, until=after + 40)
+        ]
+        assert 50 < len(one_by_one) < 100
+        for until in (*range(13, 4_000, 40), END):
+            found = [page.first for page in pages(db, after=0, until=until)]
+            assert found == [first for first in one_by_one if first <= until]
 
 
 def test_an_end_of_the_log_that_makes_no_sense_is_refused(store: LogStore) -> None:

@@ -300,28 +300,25 @@ def read_all(folder: Path) -> None:
 
 def test_reading_a_stopped_sidecars_log_changes_nothing(folder: Path) -> None:
     before = contents(folder)
-    assert set(before) == {DATABASE, "lock"}
     read_all(folder)
     assert contents(folder) == before
-    assert not (folder / f"{DATABASE}-shm").exists()
+    assert {path.name for path in folder.iterdir()} == {DATABASE, "lock"}
 
 
 @pytest.mark.parametrize("has_index", [True, False])
 def test_a_killed_sidecars_log_and_wal_are_read_and_left(
     tmp_path: Path, has_index: bool
 ) -> None:
+    killed = tmp_path / "killed"
     with closing(LogStore(tmp_path / "live")) as store:
         write(store, RECORDS, iter([300] * 10))
-        shutil.copytree(tmp_path / "live", tmp_path / "killed")
-    killed = tmp_path / "killed"
+        shutil.copytree(store.folder, killed)
     if not has_index:  # as after a restore of the database and its WAL only
         (killed / f"{DATABASE}-shm").unlink()
     before = contents(killed)
     assert before[f"{DATABASE}-wal"][0]
     read_all(killed)
     assert contents(killed) == before
-    with closing(LogStore(killed)) as store:
-        assert store.bounds() == (1, len(RECORDS) + 1)
 
 
 def test_a_read_while_a_sidecar_starts_or_stops_is_no_answer(tmp_path: Path) -> None:
