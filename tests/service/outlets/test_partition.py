@@ -139,6 +139,7 @@ def test_a_host_begins_in_each_partition_and_each_time_with_a_new_epoch(
 ) -> None:
     identity.newest = 7
     first, second = Partition(0, identity), Partition(1, identity)
+    assert (first.last, first.read_to, first.users) == (0, 0, 0)
     *begun, _ = next_of(first, 0.0).args
     assert begun == ["a", WALL_MS + 1, 1, "log", 7, "1 1 -", LEASE_US, 1, 1]
     first.answered(keep(0, 0), 0.0)
@@ -187,15 +188,15 @@ def test_a_call_has_the_changes_and_between_which_records_they_are(
 def test_what_one_call_does_not_take_lingers_for_the_next(
     part: Partition, identity: HostIdentity
 ) -> None:
-    identity.call_changes = 2
-    for seq in (11, 12, 13):
+    identity.call_changes = 3
+    for seq in (11, 12, 13, 14):
         part.add(change(seq, WALL_MS + seq), 1.0)
-    assert next_of(part, 1.0).changes == 2
+    assert next_of(part, 1.0).changes == 3
     part.answered([*taken()[:8], 42], 1.5)
-    assert (part.last, part.queued, part.oldest_at) == (12, 1, WALL_MS + 13)
+    assert (part.last, part.queued, part.oldest_at) == (13, 1, WALL_MS + 14)
     assert (part.users, part.followed_at) == (42, 1.5)
     assert part.next_at() == 1.52
-    assert next_of(part, 1.52).args[4:6] == [12, 13]
+    assert next_of(part, 1.52).args[4:6] == [13, 14]
     part.answered(taken(), 1.6)
     assert (part.queued, part.oldest_at) == (0, None)
     assert part.next_call(1.7, WALL_MS) is None
@@ -479,6 +480,7 @@ def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
     next_of(part, now)
     part.answered([b"replaced", 5, beat], now)
     assert identity.is_stopped
+    assert part.followed_at == -math.inf
     while (now := part.next_at()) < 50.0 + 2 * LEASE_S:
         took.append((round(now), next_of(part, now).args[8]))
         if rival == "unknown" and now > 50.0 + LEASE_S / 2:
@@ -520,6 +522,32 @@ def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) ->
             part.failed(now)
     assert "apply" in made
     assert "fence" not in made
+
+
+def test_an_answer_that_took_long_tells_nothing_about_others(part: Partition) -> None:
+    now = part.next_at()
+    assert next_of(part, now).function == "look"
+    part.answered(QUIET, now)
+    now = part.next_at()
+    assert next_of(part, now).function == "beat"
+    part.answered(beat_answer(now + 8), now + 8)
+    for now, call in calls(part, 2 * LEASE_S):
+        assert call.function == "beat"
+        part.answered(beat_answer(now), now)
+
+
+def test_a_partition_reaps_what_a_host_leaves_that_it_found_lost(
+    part: Partition, identity: HostIdentity
+) -> None:
+    look = QUIET
+    while (call := next_of(part, now := part.next_at())).function != "reap":
+        if call.function == "fence":
+            look = LATER
+            part.answered([b"ok"], now)
+        else:
+            part.answered(look if call.function == "look" else beat_answer(now), now)
+    part.answered([b"ok", b"9", 400, 0, REDIS_US], now)
+    assert identity.sessions_reaped == 400
 
 
 @pytest.fixture
