@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def needs(program: str, package: str = "") -> pytest.MarkDecorator:
-    """LogPosition tests that run *program*, which is in a *package* of that name unless given."""
+    """Skip tests that run *program*, which is in a *package* of that name unless given."""
     return pytest.mark.skipif(
         shutil.which(program) is None, reason=_missing(program, package)
     )

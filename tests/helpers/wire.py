@@ -31,9 +31,7 @@ class Frames:
     """
 
     def __init__(self) -> None:
-        self.sizes: list[int] = []  # of the frames so far, in bytes
         self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
-        self._taken_bytes = 0
         self._last_seq = 0
 
     def feed(self, data: bytes | bytearray) -> None:
@@ -42,9 +40,6 @@ class Frames:
     def __iter__(self) -> Iterator[Frame]:
         """The frames that are complete; the next iteration goes on behind them."""
         for frame in self._unpacker:
-            end = self._unpacker.tell()
-            self.sizes.append(end - self._taken_bytes)
-            self._taken_bytes = end
             self._check(frame)
             yield frame
 

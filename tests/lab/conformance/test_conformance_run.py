@@ -78,12 +78,6 @@ async def test_a_fault_breaks_exactly_its_rule(fault: str) -> None:
     assert result.is_kept == (rule in ADVISED_RULES)
 
 
-async def test_a_gateway_may_make_integers_of_names_of_digits() -> None:
-    rules = (12, 13, 16, 17)
-    result = await played(f"{WRONG} integers-of-digits", *rules)
-    assert [verdict.outcome for verdict in result.verdicts] == [PASS] * 4, result
-
-
 @pytest.mark.long
 async def test_a_rule_whose_situation_broke_off_is_not_kept() -> None:
     result = await played(f"{WRONG} no-acks", 7)

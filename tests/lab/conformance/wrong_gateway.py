@@ -196,21 +196,9 @@ def events_before_welcome(original: Any, self: Any, *args: Any) -> Any:
     return original(self, *args) + events
 
 
-def integers_of_digits(original: Any, frame: Any) -> Any:
-    """No fault: send activity as PHP does of an array's keys, `"7"` as the integer 7."""
-    name, uids, options = frame
-    if name in ("keepalive", "message"):
-        uids = [int(uid) if uid.isdigit() else uid for uid in uids]
-    return original([name, uids, options])
-
-
 def main() -> None:
-    """Run the gateway with the fault, or the other way, that the first argument names."""
-    name = sys.argv.pop(1)
-    if name in FAULTS:
-        FAULTS[name][1]()
-    else:
-        replace(reports, "encode", integers_of_digits)
+    """Run the gateway with the fault that the first argument names."""
+    FAULTS[sys.argv.pop(1)][1]()
     gateway.main()
 
 
