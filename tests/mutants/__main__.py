@@ -36,6 +36,7 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
         *("tests/service/links", "tests/service/engine"),
     ),
     "liveness/core/wheel": ("tests/core/wheel",),
+    "liveness/lab/compare": ("tests/lab/compare",),
     "liveness/service": ("tests/service",),
     "liveness/service/http": ("tests/service/http", "tests/service/test_reload.py"),
     "liveness/service/links": ("tests/service/links", "tests/service/engine"),
