@@ -116,16 +116,3 @@ def test_only_commands_import_the_laboratory() -> None:
         if not _is_lab(name) and any(map(_is_lab, others))
     }
     assert importing == {"cli"}
-
-
-def test_the_laboratory_imports_what_any_other_program_could() -> None:
-    public = {"client", "cluster", "config", "console", "core", "testing"}
-    small = {"compiled", "errors", "host_clock", "text"}
-    others = {
-        other.partition(".")[0]
-        for name, room in ROOMS.items()
-        if _is_lab(name)
-        for other in neighbours(room.files, name)
-        if not _is_lab(other)
-    }
-    assert others <= public | small

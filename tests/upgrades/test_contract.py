@@ -1,4 +1,4 @@
-"""The published protocol and settings of the last release still hold."""
+"""The published protocol and settings of the last release still hold; and which it is."""
 
 import json
 import re
@@ -8,10 +8,15 @@ from typing import Any, Final
 
 import pytest
 
+from liveness import __version__
 from liveness.config.sources import load
 from liveness.errors import ConfigError
 from tests.core.conftest import READERS
 from tests.core.wire import test_vectors as vectors
+from tests.helpers.needs import require
+from tests.helpers.processes import ran
+from tests.helpers.tree import ROOT
+from tests.upgrades.releases import RELEASES
 
 Case = dict[str, Any]
 
@@ -78,3 +83,13 @@ def test_each_setting_of_the_last_release_is_accepted_or_refused_by_its_name(
             (fault,) = error.faults
             assert re.match(rf"{file}: there is no setting [a-z.]*{key}", fault)
     assert found.sources["timeout_s"] == str(file)
+
+
+def test_tags_are_at_the_listed_commits() -> None:
+    ids = "%(refname:strip=2) %(objectname) %(*objectname)"  # of the tag, of its commit
+    git = [require("git"), f"--git-dir={ROOT / '.git'}"]
+    done = ran(*git, "for-each-ref", f"--format={ids}", "--merged=HEAD", "refs/tags/v*")
+    tagged = {line.split()[0]: line.split()[-1] for line in done.stdout.splitlines()}
+    tagged.pop(f"v{__version__}", None)  # which no file in it can name
+    listed = {release.tag: release.commit for release in RELEASES}
+    assert tagged.items() <= listed.items()
