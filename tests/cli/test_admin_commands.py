@@ -25,9 +25,6 @@ def answer(found: object, status: int = 200) -> tuple[int, bytes]:
     return status, json.dumps(found).encode()
 
 
-# --- explain --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("found", "code"), [(ADA, 0), (NEVER, 1)])
 def test_a_user_is_explained_in_a_sentence(
     admin: Admin, command: Command, place: list[str], found: dict[str, Any], code: int
@@ -68,8 +65,6 @@ def test_as_json_it_is_all_that_is_known(
     assert code == 0, "it is online on another host"
     assert json.loads(shown)["cluster"] == {"online": True, "hosts": [SESSION]}
 
-
-# --- gateways -------------------------------------------------------------------------
 
 LINKED = {
     "name": "gw-1", "linked": True, "users": 3, "mutes": 2, "ping": 1.5, "pid": 7,

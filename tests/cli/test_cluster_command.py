@@ -42,9 +42,6 @@ def host(redis: RedisServer) -> ClusterPublisher:
     return host
 
 
-# --- watch ----------------------------------------------------------------------------
-
-
 def test_the_records_of_all_hosts_are_shown(run: Run, host: ClusterPublisher) -> None:
     code, lines, said = run("watch", "--cluster", "--after", "0", "--count", "3")
     assert (code, said) == (0, "")
@@ -76,9 +73,6 @@ def test_other_events_are_lines_too(
     assert event_line(event).endswith(line)
 
 
-# --- cluster --------------------------------------------------------------------------
-
-
 def test_status_shows_hosts_and_partitions(run: Run, host: ClusterPublisher) -> None:
     code, lines, _ = run("cluster", "status")
     assert code == 0
@@ -98,9 +92,6 @@ def test_status_shows_how_far_a_host_is_with_the_lists_of_its_sessions(
     )
     found = json.loads("\n".join(run("cluster", "status", "--json")[1]))
     assert [row["listing"] for row in found["hosts"]] == [1, 0]
-
-
-# --- mistakes -------------------------------------------------------------------------
 
 
 def test_what_cannot_be_done_is_said(run: Run, redis: RedisServer) -> None:

@@ -43,18 +43,12 @@ def process(*arguments: str, **options: Any) -> Done:
     return ran(sys.executable, "-m", "liveness", *arguments, timeout=120, **options)
 
 
-# --- help -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS, *WEBHOOKS])
 def test_every_help_ends_with_an_example_of_its_command(run: Run, command: str) -> None:
     code, shown, _ = run(f"{command} --help".strip())
     assert code == 0
     last = shown.splitlines()[-1].strip()
     assert re.fullmatch(rf"Example: liveness {command}.*", last)
-
-
-# --- mistakes -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,9 +186,6 @@ def raising(error: BaseException) -> Callable[..., None]:
     return command
 
 
-# --- what the commands print ----------------------------------------------------------
-
-
 def test_version_has_what_a_bug_report_needs(run: Run) -> None:
     code, shown, _ = run("version")
     assert code == 0
@@ -224,9 +215,6 @@ def test_check_config_tries_the_files_of_outlets(run: Run, tmp_path: Path) -> No
     assert code == 78
     assert "secret_file = '/no/s'" in shown.replace('"', "'")
     assert line.startswith("liveness: webhooks.a.secret_file: /no/s cannot be read")
-
-
-# --- as a process ---------------------------------------------------------------------
 
 
 def test_a_reader_who_goes_away_ends_it_quietly() -> None:

@@ -37,9 +37,6 @@ def seqs(shown: str) -> list[int]:
     return [json.loads(line)["seq"] for line in shown.splitlines()]
 
 
-# --- log and history ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("flags", "found"),
     [
@@ -72,9 +69,6 @@ def test_history_goes_on_though_the_settings_are_wrong(
     code, _, told = command("history", "bob", "--state", state)
     assert code == 0
     assert "so devices of users are not looked for" in told
-
-
-# --- check-state and backup -----------------------------------------------------------
 
 
 def test_check_state_says_which_parts_are_whole(state: Path, command: Command) -> None:

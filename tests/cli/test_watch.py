@@ -39,17 +39,11 @@ async def lines(sidecar: LogPeer, count: int, **options: Any) -> list[str]:
     return out.getvalue().splitlines()
 
 
-# --- what is shown --------------------------------------------------------------------
-
-
 async def test_after_zero_shows_all_that_is_kept(sidecar: LogPeer) -> None:
     await sidecar.append("online", "offline", "moved")
     shown = await lines(sidecar, 3, as_json=True)
     assert [json.loads(line) for line in shown] == sidecar.kept
     assert "log" not in sidecar.hellos[0]
-
-
-# --- lines for a person ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -91,9 +85,6 @@ def test_a_record_is_one_line_for_a_person(shown: Record, expected: str) -> None
 def test_names_cannot_control_the_terminal_of_a_person() -> None:
     line = text_line(record(8, uid="a\nb\x1b[2J\u202e", gateway="chat\x1b"))
     assert r"  online   a\nb\x1b[2J\u202e  chat\x1b  login  seq 8" in line
-
-
-# --- what ends it ---------------------------------------------------------------------
 
 
 def error(code: str) -> Frame:

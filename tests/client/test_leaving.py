@@ -1,7 +1,6 @@
 """How `connect` begins and ends: refused at once, left by an error, cancelled, on time."""
 
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,25 +14,8 @@ from liveness.client.task_runner import LAST_S
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.helpers.log_peer import SOON_S
 
-Main = Callable[[ScriptedSidecar], Awaitable[None]]
-Run = Callable[[Main], None]
 
-
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a program beside a sidecar, under the event loop."""
-
-    def with_sidecar(main: Main) -> None:
-        async def program() -> None:
-            async with scripted_sidecar(within=SOON_S) as script:
-                with anyio.fail_after(SOON_S):
-                    await main(script)
-
-        anyio.run(program, backend=request.param)
-
-    return with_sidecar
-
-
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize(
     "error",
     [
@@ -45,27 +27,28 @@ def run(request: pytest.FixtureRequest) -> Run:
     ids=["no error", "one", "group of one", "base group"],
 )
 def test_an_error_inside_comes_out_and_the_last_reports_are_written(
-    run: Run, error: BaseException | None
+    backend: str, error: BaseException | None
 ) -> None:
-    async def main(script: ScriptedSidecar) -> None:
+    async def main() -> None:
         raised: BaseException | None = None
-        try:
-            async with liveness.connect(script.path, name="gw") as gateway:
-                gateway.login("ada", conn=1)
-                await gateway.flush()
-                gateway.logout("ada", conn=1)
-                gateway.login("eve", conn=2)
-                if error is not None:
-                    raise error
-        except (ValueError, BaseExceptionGroup) as caught:
-            raised = caught
-        # trio makes a group anew, whatever it passes through
-        assert raised is error or isinstance(raised, BaseExceptionGroup)
-        assert getattr(raised, "exceptions", ()) == getattr(error, "exceptions", ())
-        await script.online("eve")
-        assert set(script.users) == {"eve"}
+        async with scripted_sidecar(within=SOON_S) as script:
+            try:
+                async with liveness.connect(script.path, name="gw") as gateway:
+                    gateway.login("ada", conn=1)
+                    await gateway.flush()
+                    gateway.logout("ada", conn=1)
+                    gateway.login("eve", conn=2)
+                    if error is not None:
+                        raise error
+            except (ValueError, BaseExceptionGroup) as caught:
+                raised = caught
+            # trio makes a group anew, whatever it passes through
+            assert raised is error or isinstance(raised, BaseExceptionGroup)
+            assert getattr(raised, "exceptions", ()) == getattr(error, "exceptions", ())
+            await script.online("eve")
+            assert set(script.users) == {"eve"}
 
-    run(main)
+    anyio.run(main, backend=backend)
 
 
 def test_a_task_of_asyncio_can_be_cancelled_in_its_own_way() -> None:

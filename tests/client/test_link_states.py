@@ -54,16 +54,8 @@ async def replaced(sidecar: liveness.Sidecar, script: ScriptedSidecar) -> None:
         await reached(sidecar, "replaced")
 
 
-async def read(sidecar: liveness.Sidecar, use: Callable[[liveness.End], None]) -> None:
-    async for end in sidecar.ended():
-        use(end)
-
-
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line.message for line in caplog.records if line.levelno == logging.ERROR]
-
-
-# --- refused ---------------------------------------------------------------------------
 
 
 async def test_a_refused_gateway_goes_on_and_is_taken_up_when_the_sidecar_accepts(
@@ -150,9 +142,6 @@ async def test_a_gateway_refused_for_load_is_away_and_not_refused(
         assert sidecar.stats().refusals == 1
 
 
-# --- replaced --------------------------------------------------------------------------
-
-
 async def test_a_gateway_whose_name_is_taken_serves_on_and_takes_it_over_again(
     script: ScriptedSidecar,
     autojump_clock: MockClock,
@@ -163,8 +152,8 @@ async def test_a_gateway_whose_name_is_taken_serves_on_and_takes_it_over_again(
         liveness.connect(script.path, name="gw", on_state=states.append) as sidecar,
         anyio.create_task_group() as tasks,
     ):
-        ends = list[liveness.End]()
-        tasks.start_soon(read, sidecar, ends.append)
+        ended = sidecar.ended()
+        tasks.start_soon(anext, ended)
         for conn, uid in enumerate(("ada", "eve", "bob")):
             sidecar.login(uid, conn=conn)
         await sidecar.flush()
@@ -188,7 +177,7 @@ async def test_a_gateway_whose_name_is_taken_serves_on_and_takes_it_over_again(
             await sidecar.flush()
         users = {uid: user.conn for uid, user in script.users.items()}
         assert users == {"ada": 0, "eve": 11, "may": 3}
-        assert ends == [], "nobody is cut off"
+        assert sidecar.stats().open == 3, "nobody is cut off"
         assert states == ["linked", "replaced", "away", "linked"]
         assert sidecar.stats()[-2:] == (0, 1)
         tasks.cancel_scope.cancel()
@@ -228,9 +217,6 @@ async def test_resume_ends_when_connect_is_left(
 
         tasks.start_soon(resume)
         await reached(sidecar, "away")
-
-
-# --- on_state --------------------------------------------------------------------------
 
 
 async def test_what_on_state_raises_is_logged_and_ends_nothing(
@@ -274,9 +260,6 @@ async def test_a_fault_of_the_library_does_not_end_its_gateway(
         sidecar.login("ada", conn=1)
         await script.online("ada")
     assert "a fault of this library" in caplog.text
-
-
-# --- threads and forks -----------------------------------------------------------------
 
 
 FORKING = """

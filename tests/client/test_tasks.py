@@ -34,9 +34,6 @@ def add(tasks: TaskQueues, *keys: str, first: int = 1) -> None:
         tasks.add(attempt(seq, key))
 
 
-# --- whose a run is ------------------------------------------------------------------
-
-
 def test_the_longest_prefix_wins_and_others_wait() -> None:
     tasks = TaskQueues()
     orders, big = tasks.add_task("order:", MANY), tasks.add_task("order:big:", MANY)
@@ -65,9 +62,6 @@ def test_at_once_is_a_number_of_tasks(at_once: Any) -> None:
         TaskQueues().add_task("", at_once)
 
 
-# --- how many at once ----------------------------------------------------------------
-
-
 def test_no_more_attempts_run_than_may_and_no_queue_holds_up_another() -> None:
     tasks = TaskQueues()
     stuck, other = tasks.add_task("a", 2), tasks.add_task("b", 2)
@@ -91,9 +85,6 @@ def test_a_key_that_is_under_way_is_not_started_again_until_it_has_ended() -> No
     assert taken(queue) == [4]
     queue.ended(attempt(4, "a"))
     assert (taken(queue), tasks.waiting) == ([], 0)
-
-
-# --- bounds, and what is said of it ----------------------------------------------------
 
 
 def test_a_full_queue_drops_attempts_and_says_so(

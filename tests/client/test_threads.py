@@ -84,9 +84,6 @@ def test_a_loop_that_comes_back_at_once_waits_for_the_next_record(
     assert taken == ["eve"]
 
 
-# --- what classes for threads offer ---------------------------------------------------
-
-
 # Only for event loops.
 ASYNC_ONLY = {"aclose"}
 # What classes for threads write themselves, or do not need.

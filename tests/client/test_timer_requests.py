@@ -70,9 +70,6 @@ def settle(requests: TimerRequests) -> None:
     requests.pong_received()
 
 
-# --- what may be said ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seconds", NO_SECONDS)
 def test_seconds_that_cannot_be_are_refused(seconds: object) -> None:
     requests = TimerRequests()
@@ -99,8 +96,6 @@ def test_a_payload_that_cannot_be_is_refused(payload: object) -> None:
     with pytest.raises(ReportError, match="payload is"):
         after(TimerRequests(), "a", payload=payload)
 
-
-# --- the newest word, until a pong -----------------------------------------------------
 
 SENT_AFTER_STEPS: Final = """\
 cancel a, cancel /a -> cancel a, cancel /a
@@ -178,9 +173,6 @@ def test_a_timer_without_room_is_sent_again_with_the_seconds_that_are_left() -> 
         ]
     settle(requests)
     assert (requests.pending, requests.unconfirmed) == (0, 0)
-
-
-# --- bounds --------------------------------------------------------------------------
 
 
 def test_waiting_commands_are_bounded_and_may_always_be_replaced(

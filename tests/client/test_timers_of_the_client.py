@@ -50,9 +50,6 @@ async def answers(link: Link, count: int) -> list[tuple[Any, ...]]:
     return [tuple(await link.next("done", "fail")) for _ in range(count)]
 
 
-# --- asking --------------------------------------------------------------------------
-
-
 async def test_flush_raises_while_the_sidecar_has_no_room_for_a_timer(
     autojump_clock: MockClock, linked: Linked, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,9 +92,6 @@ async def test_a_bad_argument_raises_at_the_call_and_nothing_is_sent(
     with pytest.raises(liveness.ReportError):
         BAD[what](sidecar)
     assert sidecar.stats().pending == 0
-
-
-# --- tasks ---------------------------------------------------------------------------
 
 
 async def nothing(_timer: liveness.Timer) -> None:
@@ -270,9 +264,6 @@ async def test_on_leaving_tasks_may_end_or_are_given_up_and_all_are_answered(
         await has_left.wait()
     go_on.set()
     assert "was cut short" in caplog.text
-
-
-# --- without an event loop -------------------------------------------------------------
 
 
 def test_tasks_run_in_threads_and_may_ask_for_timers_themselves(tmp_path: Path) -> None:

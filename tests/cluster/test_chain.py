@@ -130,9 +130,6 @@ def stored() -> Stored:
     return Stored()
 
 
-# --- following ------------------------------------------------------------------------
-
-
 def test_a_reader_begins_behind_the_newest_entry(stored: Stored) -> None:
     stored.change(100, "+ada")
     reader = chain()
@@ -152,9 +149,6 @@ def test_a_position_is_finished_with_the_last_record_of_an_entry(
         "101.7",
     ]
     assert read(chain(position=deliveries[0][1]), stored) == ["+ada", "+bob"]
-
-
-# --- what Redis lost ------------------------------------------------------------------
 
 
 def test_what_a_failover_lost_is_void_and_what_came_instead_follows(
@@ -187,9 +181,6 @@ def test_nothing_of_another_life_of_the_partition_stays_true(stored: Stored) -> 
     assert read(reader, emptied) == [Rollback(0, 0), ClusterGap(0, 1, 151), "+kim"]
 
 
-# --- what is no longer kept -------------------------------------------------------------
-
-
 def test_a_trimmed_stream_leaves_a_gap(stored: Stored) -> None:
     reader = chain()
     read(reader, stored)
@@ -206,9 +197,6 @@ def test_a_position_whose_entry_alone_was_trimmed_has_no_gap(stored: Stored) -> 
     stored.change(200, "+bob")
     del stored.entries[0]
     assert read(chain(position=position), stored) == ["+bob"]
-
-
-# --- who is online --------------------------------------------------------------------
 
 
 def test_a_list_is_true_at_its_version_though_users_change_meanwhile(
@@ -292,9 +280,6 @@ def test_a_list_that_saw_what_a_failover_lost_is_made_again(stored: Stored) -> N
     assert read(reader, stored, between=between) == [(101, {"ada", "bob"})]
 
 
-# --- names of users -------------------------------------------------------------------
-
-
 def test_a_list_has_a_user_once_by_the_name_of_its_newest_session(
     stored: Stored,
 ) -> None:
@@ -306,9 +291,6 @@ def test_a_list_has_a_user_once_by_the_name_of_its_newest_session(
 
     found = read(chain(lists=True), stored, between=between)
     assert found == ["-7", "+7", (103, {"ada", "7"})]
-
-
-# --- damage ---------------------------------------------------------------------------
 
 
 def test_a_reader_passes_over_entries_that_lead_nowhere(stored: Stored) -> None:

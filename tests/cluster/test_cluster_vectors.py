@@ -42,9 +42,6 @@ def block(language: str, has: str) -> str:
     return str(found)
 
 
-# --- bytes ----------------------------------
-
-
 @of("field")
 def test_a_user_has_its_field_and_partitions(case: dict[str, Any]) -> None:
     user, field = case["user"], bytes.fromhex(case["hex"])
@@ -77,9 +74,6 @@ def test_the_bytes_of_an_entry(case: dict[str, Any]) -> None:
     entry = entry_of(case["partition"], case["id"].encode(), raw)
     assert (entry.before, entry.name) == (case["before"], case["version"])
     assert [record.as_map() for record in entry.records] == case["records"]
-
-
-# --- a real server, as the page reads it ----------------------------------------------
 
 
 @pytest.fixture(scope="module")

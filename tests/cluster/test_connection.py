@@ -67,9 +67,6 @@ async def eventually(act: Callable[[], Awaitable[Any]]) -> Any:
                 await trio.sleep(0.02)
 
 
-# --- calls and reads ------------------------------------------------------------------
-
-
 async def test_keys_are_in_the_database_that_the_url_names(redis: RedisServer) -> None:
     async with redis_of(ClusterSettings(url=f"{redis.url}/3", prefix="other")) as conn:
         await begin(conn)
@@ -108,9 +105,6 @@ def test_it_ends_while_it_connects_to_a_server_that_stands_still(
     anyio.run(leave, backend=backend)
 
 
-# --- Redis away -----------------------------------------------------------------------
-
-
 @needs("redis-server")
 async def test_it_runs_while_redis_is_away_and_heals() -> None:
     with redis_server() as redis:
@@ -140,9 +134,6 @@ async def test_a_server_that_stands_still_is_a_timeout(redis: RedisServer) -> No
         assert (await failure_of(conn.meta(3, "conf"))).kind == "timeout"
         redis.resume()
         assert await eventually(lambda: conn.meta(3, "c")) == [b"1"]
-
-
-# --- refusals -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,9 +196,6 @@ def test_the_errors_that_have_a_kind_are_coredis_own() -> None:
     assert names <= {*vars(coredis.exceptions)}
 
 
-# --- what is missing at the start -------------------------------------------------------
-
-
 def test_without_coredis_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,9 +245,6 @@ def test_a_file_of_tls_that_cannot_be_used(
             Redis(settings)
 
 
-# --- TLS --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tls_server(certificates: Certificates) -> Iterator[RedisServer]:
     with redis_server(tls=certificates) as server:
@@ -283,9 +268,6 @@ async def test_tls_with_certificates_of_both_sides(
     async with redis_of(tls_server.settings(**trusting)) as conn:
         failure = await failure_of(begin(conn))
     assert failure.kind == "connection"
-
-
-# --- the policy for full memory -----------------------------------------------------------
 
 
 async def test_a_host_publishes_to_no_server_that_may_evict_any_key(

@@ -150,9 +150,6 @@ def hosts(partition: Partition) -> tuple[Host, Host]:
     return Host(partition, "a").follow(), Host(partition, "b").follow()
 
 
-# --- the newest session -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step_s", [-3_600.0, -0.3, 0.0, 0.3, 3_600.0])
 def test_the_session_that_redis_takes_last_is_the_newest_though_its_clock_jumps(
     partition: Partition, hosts: tuple[Host, Host], step_s: float
@@ -197,9 +194,6 @@ def test_a_list_by_a_clock_that_is_behind_is_asked_for_again(
     second.ahead_s, second.is_clock_compared = 0.0, True
     assert second.list((ADA, 2, 1.0)) == "ok"
     assert partition.hosts_of_ada() == [second.incarnation, first.incarnation]
-
-
-# --- what is kept of the stream -----------------------------------------------------------
 
 
 def look_for(partition: Partition, seconds: float) -> None:
@@ -274,9 +268,6 @@ def test_a_clock_that_jumps_trims_nothing_that_is_new(
     assert len(partition.stream()) < len(kept) + 1
 
 
-# --- damage -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", ["", "cake"])
 @pytest.mark.parametrize("met_by", ["apply", "reap"])
 def test_a_value_without_sessions_is_damage_to_a_call_that_meets_it(
@@ -318,9 +309,6 @@ def test_what_an_earlier_release_writes_is_no_damage(
     assert first.beat() == "ok"
     partition.redis("HDEL", KEYS.users, ADA)
     assert second.beat() == "damaged"
-
-
-# --- begin ----------------------------------------------------------------------------------
 
 
 def test_what_a_host_has_to_reap_as_it_begins_is_found_at_once(

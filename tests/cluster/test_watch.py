@@ -51,9 +51,6 @@ async def settle(watch: ClusterWatch) -> str:
     return watch.position
 
 
-# --- events ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_records_of_all_partitions_come_from_now_on(
     redis: RedisServer, host: ClusterPublisher, backend: str
@@ -148,9 +145,6 @@ async def test_closing_ends_the_iteration_and_its_wait(
         assert [event async for event in watch] == []
 
 
-# --- when Redis is away -----------------------------------------------------------------
-
-
 async def test_a_read_that_begins_as_the_watch_ends_is_no_failure(
     host: ClusterPublisher, watching: Watching, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,9 +189,6 @@ async def test_a_strict_watch_raises_at_first(
             await anext(watch)
 
 
-# --- mistakes -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("position", ["newest", "0:1.2,", "0", "0:1.2,1:x"])
 async def test_a_text_that_is_no_position_is_refused(
     watching: Watching, position: str
@@ -230,9 +221,6 @@ async def test_what_other_programs_wrote_is_refused(
 async def test_a_watch_is_used_with_async_with(watching: Watching) -> None:
     with pytest.raises(ReportError, match="async with"):
         await anext(watching())
-
-
-# --- the library ----------------------------------------------------------------------
 
 
 async def test_the_library_watches_a_cluster_by_its_url(

@@ -32,9 +32,6 @@ def webhook(toml: str, tmp_path: Path) -> WebhookSettings:
     return loaded(toml, tmp_path).webhooks["mail"]
 
 
-# --- sections -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["A", "a b", "-a", "_a", "é", "a.b", "", "a" * 33])
 def test_a_name_that_metrics_cannot_have_is_refused(name: str, tmp_path: Path) -> None:
     message = refused(f"[kafka.'{name}']\n", tmp_path)
@@ -85,8 +82,6 @@ def test_an_outlet_has_no_variable(name: str) -> None:
         "[webhooks.NAME]"
     )
 
-
-# --- values ---------------------------------------------------------------------------
 
 # By setting of [webhooks.mail] or [kafka.bus]: values that are not allowed, in TOML.
 REFUSED: Final[dict[str, list[str]]] = {
@@ -140,9 +135,6 @@ def test_plain_http_beyond_this_host_has_to_be_allowed(
     assert webhook(f"{toml}allow_private = true\n", tmp_path).allow_private
 
 
-# --- secrets --------------------------------------------------------------------------
-
-
 INLINE: Final = {
     "webhooks.mail.url": SIGNED.replace("//a", f"//ann:{HUNTER}@a"),
     "kafka.bus.brokers": KAFKA.replace("b1", f"ann:{HUNTER}@b1"),
@@ -166,9 +158,6 @@ def test_a_secret_of_code_is_not_repeated_either() -> None:
     with pytest.raises(ConfigError, match=r"webhooks\.a\.url is not sh") as caught:
         Config(**BARE, webhooks={"a": webhook})
     assert HUNTER not in str(caught.value)
-
-
-# --- the client of Kafka --------------------------------------------------------------
 
 
 CLIENT: Final = {
@@ -204,9 +193,6 @@ def test_a_client_setting_is_there_once(tmp_path: Path) -> None:
         f"{KAFKA}[kafka.bus.client]\nlinger.ms = 1\n'linger.ms' = 2", tmp_path
     )
     assert message.endswith(": it has 'linger.ms' twice")
-
-
-# --- check-config and the example -----------------------------------------------------
 
 
 def test_check_config_prints_a_file_of_the_same_outlets(tmp_path: Path) -> None:

@@ -87,9 +87,6 @@ def stream(data: bytes) -> tuple[Limits, list[Way]]:
     return limits, [whole] if len(cut) == 1 else [whole, cut]
 
 
-# --- link ------------------------------------------------------------------------------
-
-
 def link(data: bytes) -> None:
     """A link yields the same with every frame reader, in pieces of any size."""
     limits, ways = stream(data)
@@ -107,8 +104,6 @@ def others(ways: list[Way]) -> Iterator[tuple[type[Reader], Way]]:
     """Every reader with every way, but for the reference with the first one."""
     return islice(product([it.Reader for it in READERS], ways), 1, None)
 
-
-# --- presence --------------------------------------------------------------------------
 
 SERVER_TIMEOUT: Final = 2.0
 NAMES: Final = ("g", "h")

@@ -69,9 +69,6 @@ def summary(records: list[Record]) -> list[tuple[Any, ...]]:
     return [(r["uid"], r["kind"], r["reason"], r.get("conn")) for r in records]
 
 
-# --- time
-
-
 async def test_a_user_falls_silent_at_its_timeout_and_not_before(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
@@ -115,9 +112,6 @@ async def test_the_newer_connection_is_found_by_the_clock_of_the_host() -> None:
         assert script.users == {"ada": ("other", 5, 5)}, "no word on what is to come"
         await other.apply(["login", ["ada"], {"conn": [6], "began": [None], "age": 9}])
         assert script.users == {"ada": ("other", 5, 5)}, "its age counts"
-
-
-# --- looking and waiting
 
 
 async def test_waits_end_when_the_event_comes(
@@ -182,9 +176,6 @@ async def test_a_gateway_that_reads_all_its_pongs_is_never_refused(
     ]
 
 
-# --- faults of links
-
-
 async def test_a_dropped_link_ends_without_a_frame_and_unacknowledged_records_come_again(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
@@ -216,9 +207,6 @@ async def test_a_gateway_that_leaves_its_replies_unread_is_refused(
         while await gateway.receive() is not None:
             pass
         tasks.cancel_scope.cancel()
-
-
-# --- disk and restarts
 
 
 async def test_a_crash_forgets_what_no_pong_has_covered(
@@ -267,9 +255,6 @@ async def test_under_a_new_log_no_user_and_no_timer_is_known(
         assert again.welcome["log"] != log
         assert again.welcome["next"] == 1
         assert await again.has_nothing_to_read()
-
-
-# --- timers
 
 
 def fired(records: list[Record]) -> list[tuple[str, int, int]]:
@@ -321,9 +306,6 @@ async def test_a_failed_wait_for_a_timer_says_what_is_known_of_it(
         await script.timer("gw", "tea", "pending")
         with pytest.raises(AssertionError, match=r"it is Timer\(state='pending'"):
             await script.timer("gw", "tea", "done", within=0.01)
-
-
-# --- the sidecar as a whole
 
 
 async def test_its_settings_are_announced_and_hold() -> None:
