@@ -66,9 +66,6 @@ def cursor(rig: Rig) -> int:
     return rig.log_writer.cursors["watcher", NAME].seq
 
 
-# --- what comes, and when -------------------------------------------------------------
-
-
 async def test_an_offline_comes_when_its_user_was_away_for_long_enough(
     rig: Rig,
 ) -> None:
@@ -89,9 +86,6 @@ async def test_an_offline_comes_when_its_user_was_away_for_long_enough(
 def test_a_settle_s_that_is_none_is_refused(settle_s: Any) -> None:
     with pytest.raises(liveness.ReportError, match=r"settle_s is .* 0 to 600 seconds"):
         liveness.watch("/nowhere", settle_s=settle_s)
-
-
-# --- positions ------------------------------------------------------------------------
 
 
 async def test_a_crash_loses_no_offline_that_waited(rig: Rig) -> None:

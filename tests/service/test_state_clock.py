@@ -91,9 +91,6 @@ async def test_a_clock_that_is_damaged_on_disk_is_not_believed(host: Host) -> No
         LogStore(host.folder / "state")
 
 
-# --- the clock itself -----------------------------------------------------------------
-
-
 async def test_a_boot_with_a_clock_that_begins_anew_takes_no_time_from_the_next(
     jumping: MockClock,
 ) -> None:
@@ -137,8 +134,6 @@ def test_each_boot_has_a_name_of_its_own_on_any_kernel(
         assert Clock().boot_id() == names[-1]
     assert len({*names}) == 5
 
-
-# --- retention ------------------------------------------------------------------------
 
 RETENTION_S: Final = 60.0
 # Marks of ages and trims come at intervals.

@@ -32,9 +32,6 @@ def unused(sock: socket.socket) -> ServiceManager:
     return manager
 
 
-# --- the socket that is passed --------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "taken"),
     [(environ(), 3), (environ(pid=PID + 1), None), (environ("0"), None), ({}, None)],
@@ -122,9 +119,6 @@ async def test_what_does_not_listen_for_gateways_is_refused(
         pytest.raises(StartError, match=r"no Unix stream socket that listens; give it"),
     ):
         unused(sock.dup()).socket(path)
-
-
-# --- notifications --------------------------------------------------------------------
 
 
 class Told:

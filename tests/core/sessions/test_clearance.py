@@ -59,9 +59,6 @@ def live(scene: Scene, seconds: float, *names: str) -> list[Shown]:
     return records
 
 
-# --- clearance ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("empty_at", "cleared"),
     [
@@ -157,9 +154,6 @@ def test_a_broken_promise_is_counted_once_until_the_gateway_is_heard(
     assert pinging.mutes == 2
 
 
-# --- what happens to the users ---------------------------------------------------------
-
-
 def test_users_of_a_mute_gateway_are_held_and_get_a_fresh_timeout_when_it_is_heard(
     scene: Scene,
 ) -> None:
@@ -217,9 +211,6 @@ def test_no_user_waits_longer_than_the_hold_whatever_its_gateway_does(
             scene.fire()
             for uid, timeout in timeouts.items():
                 assert uid not in scene.kept or scene.now <= timeout + 20 + seconds
-
-
-# --- a link that the sidecar leaves unread -------------------------------------------------------
 
 
 def test_users_of_a_link_left_unread_are_given_up_after_the_hold_and_not_before(

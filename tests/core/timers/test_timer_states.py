@@ -267,9 +267,6 @@ def test_above_max_live_none_is_taken_until_some_have_ended(
     assert not rig.after("one more", 5)
 
 
-# --- the ring of the coming hour, and what an attempt has of its time -------------------
-
-
 def test_a_ring_that_holds_too_much_is_begun_anew_and_nothing_is_lost(
     wheel_class: WheelClass,
 ) -> None:

@@ -41,9 +41,6 @@ HELLO: Final = ["hello", {"protocol": 1, "name": "g"}]
 Touch = tuple[Any, int | None, int]  # uid, conn, event
 
 
-# --- the wheels ------------------------------------------------------------------------
-
-
 class Pair:
     """Both wheels, which must answer every question alike."""
 
@@ -67,8 +64,6 @@ class Pair:
         # As text: it tells 7 from "7" and 1 from True, and one float from the next.
         assert repr(getattr(self.compiled, method)(*args, **options)) == repr(answer)
         return answer
-
-    # --- operations on both -------------------------------------------------------
 
     def add_gateway(self) -> None:
         assert self.same("add_gateway") == self.gateways
@@ -135,8 +130,6 @@ class Pair:
             answers.append((answer, [*batch], batch.due, batch.opened(), batch.closed))
         assert repr(answers[1]) == repr(answers[0])
         return [*answers[0][1]]
-
-    # --- what must be the same at any time ------------------------------------------
 
     def check(self) -> None:
         for method in ("__len__", "waiting", "next_due", "slot_users"):
@@ -385,8 +378,6 @@ def test_crowds_that_come_and_go_and_fall_silent_leave_both_alike() -> None:
         pair.fire(0, until=pair.now, limit=ALL, renewed=False)
         assert not pair.online
 
-
-# --- the readers -----------------------------------------------------------------------
 
 LIMITS: Final = Limits(max_frame_bytes=4_500, max_batch=5, max_refused=100)
 

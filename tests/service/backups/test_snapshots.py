@@ -70,9 +70,6 @@ def opened(folder: Path) -> Iterator[tuple[LogStore, TimerStore]]:
         yield store, table
 
 
-# --- the content --------------------------------------------------------------------------
-
-
 def test_a_restored_state_has_what_the_original_had(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -194,9 +191,6 @@ def test_a_backup_lacks_records_written_meanwhile(
     assert [record.seq for record in disk.log(tmp_path / "copy")] == [*range(1, 11)]
 
 
-# --- refusals -----------------------------------------------------------------------------
-
-
 def test_a_file_is_replaced_only_if_asked_for(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "b.tar"
     file.write_text("precious")
@@ -298,9 +292,6 @@ def test_a_copy_that_is_too_slow_is_given_up(
         fill(store, 489)
         with pytest.raises(StateError, match="too slow"):
             state.copy(path, tmp_path / "copy", made_ms=1)
-
-
-# --- check-state ----------------------------------------------------------------------
 
 
 WHOLE = """\

@@ -85,9 +85,6 @@ async def ask(
     return Answer(start["status"], Headers(raw=start["headers"]), body)
 
 
-# --- answers that go on --------------------------------------------------------------
-
-
 class Event(NamedTuple):
     """A server-sent event, as a browser would be given it."""
 

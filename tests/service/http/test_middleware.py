@@ -121,9 +121,6 @@ async def test_pages_that_fail_are_logged_once(autojump_clock: MockClock) -> Non
     assert str(line["exc_info"]) == "out of order"
 
 
-# --- what pages take of the event loop ------------------------------------------------
-
-
 class Maker:
     """Makes pages, and notes when."""
 
@@ -182,9 +179,6 @@ async def test_a_turnstile_admits_one_a_pass(autojump_clock: MockClock) -> None:
         for _ in range(20):
             nursery.start_soon(go)
     assert len(set(through)) == len(through) == 20
-
-
-# --- the token: its file, the requests that have it, and the pages that need it -------
 
 
 WORDS = "correct-horse/battery+staple=="

@@ -73,9 +73,6 @@ async def test_nothing_but_reading_passes_the_tcp_door(
                 assert (method, path, answer.status) == (method, path, 405)
 
 
-# --- files ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "target",
     [
@@ -114,9 +111,6 @@ async def test_nothing_but_files_is_served_and_no_link_leads_out_of_the_folder(
     for name in ("file", "folder/secret", "folder", "pipe", "inside"):
         assert (await ask(door, "GET", f"/page/{name}")).status == 404, name
     assert (await ask(door, "GET", "/page/own")).body == b"ours"
-
-
-# --- OpenAPI: the document is a contract ----------------------------------------------
 
 
 def test_every_schema_in_the_document_is_one_and_every_example_matches_its_own() -> (
@@ -193,9 +187,6 @@ async def test_each_event_of_a_stream_has_the_shape_that_the_document_says(
 OPENMETRICS = (
     "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 )
-
-
-# --- metrics and health ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -48,9 +48,6 @@ def states(doors: Doors) -> dict[tuple[str, str], str]:
     return {(gateway, key): state for gateway, key, state in rows}
 
 
-# --- listing -----------------------------------------------------------------------
-
-
 async def test_a_timer_is_shown_with_all_that_is_kept_of_it_and_nothing_else(
     doors: Doors,
 ) -> None:
@@ -111,9 +108,6 @@ async def test_a_bad_query_is_refused_with_the_remedy(
 async def test_the_newest_timer_of_no_key_is_refused(doors: Doors) -> None:
     answer = await doors.get(f"{TIMERS}/newest")
     assert (answer.status, answer.error[:20]) == (400, "the query has no key")
-
-
-# --- changes -----------------------------------------------------------------------
 
 
 async def test_a_cancelled_timer_is_so_on_disk_does_not_fire_and_is_counted(

@@ -145,9 +145,6 @@ async def test_a_log_that_cannot_be_read_is_reported_alone(rig: Rig) -> None:
     await gateway.sync()
 
 
-# --- `POST /v1/where` -----------------------------------------------------------------
-
-
 async def asked(rig: Rig, body: bytes) -> Answer:
     return await Doors(rig).ask("http", "POST", WHERE, body)
 

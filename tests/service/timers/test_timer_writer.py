@@ -137,9 +137,6 @@ def cancel_ext(below: int, gateway: str = "g") -> TimerCommand:
     return CancelTimer(gateway, None, "x", below, AT_MS)
 
 
-# --- commits ------------------------------------------------------------------------
-
-
 async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
     rig: Rig,
 ) -> None:
@@ -189,9 +186,6 @@ async def test_gateways_have_equal_shares_of_a_transaction(
     assert shares == ["gggg", "high", "gggg", "ggg"]
     left = timers.oldest_ticket, timers.oldest_ticket_of("g"), timers.pending_by_gateway
     assert left == (None, None, {})
-
-
-# --- retention, and how far the table has followed -------------------------------------
 
 
 async def test_the_table_follows_the_log_in_large_steps(rig: Rig) -> None:
