@@ -110,6 +110,18 @@ def test_an_older_connection_that_says_when_it_began_is_told_who_has_the_user(
     assert clocked.presence.wheel.find("u") == before
 
 
+@pytest.mark.parametrize("opened", ["by a keepalive", "without began"])
+def test_a_newer_connection_wins_over_a_session_of_unknown_beginning(
+    clocked: Scene, opened: str
+) -> None:
+    """Only the moment at which that session was read is known, and that was late."""
+    if opened == "by a keepalive":
+        clocked.hear("g", ("keepalive", "u", 1))
+    else:
+        clocked.login("g", ["u"], [1])
+    assert brief(clocked.login("h", ["u"], [2], began=began(clocked, 1))) == MOVED
+
+
 def test_the_login_of_a_session_that_a_keepalive_opened_tells_when_it_began(
     clocked: Scene,
 ) -> None:

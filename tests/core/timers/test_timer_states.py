@@ -20,6 +20,7 @@ from liveness.core.timer_states import (
     RETRY_POLICY,
     UNANSWERED,
     CancelTimer,
+    RetryPolicy,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.wheel.wheel import Wheel
@@ -411,3 +412,24 @@ def test_a_run_ends_however_often_the_gateway_was_not_read(rig: Rig) -> None:
         rig.wait(0.5)
         absent(rig, 0.5)
     assert rig.timer("k").attempts == 2
+
+
+@pytest.mark.parametrize(("run_s", "again_s"), [(6, 60), (60, 600), (900, 900)])
+def test_a_run_that_its_gateway_was_not_handed_is_seldom_looked_at(
+    wheel_class: WheelClass, run_s: int, again_s: int
+) -> None:
+    rig = Rig(
+        wheel_class, retry_policy=RetryPolicy(run_s * 1_000, RETRY_POLICY.waits_ms)
+    )
+    rig.handed["g"] = 0
+    rig.after("k", 1)
+    rig.wait(1.1)
+    fired_ms = rig.timer("k").fired
+    assert fired_ms is not None
+    rig.wait(3_000)
+    timer = rig.timer("k")
+    assert (timer.state, timer.attempts, len(rig.log)) == ("fired", 1, 1)
+    times = (3_000 - run_s) // again_s + 1
+    # A bucket of the ring passes before it is looked at.
+    next_ms = 1_000 * (run_s + times * again_s)
+    assert (timer.next or 0) - fired_ms == pytest.approx(next_ms, abs=times * 100)
