@@ -159,22 +159,6 @@ def test_at_the_end_links_that_said_hello_are_told_why() -> None:
     assert refusal_of(links[0]) == "a test"
 
 
-def test_a_name_is_in_use_while_it_is_linked_or_has_users() -> None:
-    shell = Shell()
-    registry = shell.parts.registry
-    link = shell.gateway()
-    shell.says(link, ["login", ["u", "v"]])
-    assert registry.names_in_use() == [("gateway", "g")] * 2
-    assert registry.why_in_use("gateway", "g") == "is connected; stop it first"
-    assert (registry.linked("gateway"), registry.linked("watcher")) == (1, 0)
-    shell.server.closed(link)
-    assert "has 2 users online" in (registry.why_in_use("gateway", "g") or "")
-    assert registry.why_in_use("watcher", "g") is None
-    shell.says(shell.gateway(), ["logout", ["u", "v"]])
-    registry.end_all("a test")
-    assert registry.why_in_use("gateway", "g") is None
-
-
 def unread(shell: Shell, name: str, size: int) -> Link:
     """A gateway that reads nothing of an answer of this size."""
     link = shell.gateway(name)
