@@ -37,11 +37,20 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "liveness/core/wheel": ("tests/core/wheel",),
     "liveness/lab/compare": ("tests/lab/compare",),
-    "liveness/service": ("tests/service",),
+    "liveness/service": (
+        *("tests/service/engine", "tests/service/links", "tests/service/backups"),
+        *("tests/service/test_file_watch.py", "tests/service/test_logs.py"),
+        *("tests/service/test_orderly_stop.py", "tests/service/test_reload.py"),
+        *("tests/service/test_state_clock.py", "tests/service/test_systemd.py"),
+        *("tests/service/test_threads.py", "tests/service/test_metrics.py"),
+    ),
     "liveness/service/http": ("tests/service/http", "tests/service/test_reload.py"),
     "liveness/service/links": ("tests/service/links", "tests/service/engine"),
     "liveness/service/outlets": ("tests/service/outlets",),
-    "liveness/service/storage": ("tests/service/storage",),
+    "liveness/service/storage": (
+        *("tests/service/storage", "tests/service/backups"),
+        "tests/service/test_state_clock.py",
+    ),
     "liveness/service/timers": (
         *("tests/service/timers", "tests/service/engine", "tests/service/backups"),
         "tests/service/storage/test_log_writer.py",
