@@ -113,6 +113,10 @@ def test_a_gateway_reads_its_timers_and_what_it_asks_for(shell: Shell) -> None:
     link, _ = joined(shell, role="watcher", users=True)
     wanted = shell.reading_of(link).wanted
     assert (wanted.gateway, wanted.runs, wanted.users) == (None, None, True)
+    for role, scope, gateway in (("gateway", "all", None), ("watcher", "own", "g")):
+        other = Shell()
+        link, _ = joined(other, role=role, scope=scope)
+        assert other.reading_of(link).wanted.gateway == gateway
 
 
 @pytest.mark.parametrize(

@@ -280,23 +280,6 @@ async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> No
     assert 5 * 50 <= lines[1]["suppressed"] <= 5 * 61
 
 
-@pytest.mark.rig(max_links=2)
-async def test_links_beyond_the_limit_are_refused(rig: Rig) -> None:
-    first, second = await rig.gateway("a"), await rig.gateway("b")
-    for refused in [await rig.connect() for _ in range(100)]:
-        _, error = await refused.last()
-        assert error["code"] == "overloaded"
-        assert "limits.max_links" in error["message"]
-    assert rig.counts.limits_met["limits.max_links"] == 100
-    # Although none of them has closed its end.
-    assert len(rig.registry.links) == 2
-    await first.sync()
-    await second.sync()
-    second.close()
-    await rig.until(lambda: len(rig.registry.links) == 1)
-    await (await rig.gateway("c")).sync()
-
-
 async def test_a_fault_of_ours_ends_its_link_and_no_other(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,37 +451,6 @@ async def test_a_hello_unread_during_a_long_turn_is_not_too_late(
             rig.engine.turn()
             await rig.until(lambda: rig.registry.named)
     assert rig.counts.refused["too-slow"] == 0
-
-
-# --- what a reader gets ---------------------------------------------------------------
-
-
-async def test_a_reader_gets_what_concerns_its_name_or_everyone_by_its_kinds(
-    rig: Rig,
-) -> None:
-    left, right = await rig.gateway("left"), await rig.gateway("right")
-    readers = {
-        "everything": await rig.watcher("all"),
-        "own": await rig.watcher("left", scope="own"),
-        "moves": await rig.watcher("moves", kinds=["moved"]),
-        "nobody's": await rig.watcher("nobody", scope="own"),
-        "timers": await rig.gateway("timers", scope="all", kinds=["timer"]),
-    }
-    await left.apply(["login", "x"], ["after", "tea", 0.1])
-    await right.send(["login", ["x", "y"]], ["logout", "y"])
-    wanted = {
-        "everything": ["online", "moved", "online", "offline", "timer"],
-        "own": ["online", "moved", "timer"],
-        "moves": ["moved"],
-        "nobody's": [],
-        "timers": ["timer"],
-    }
-    for name, kinds in wanted.items():
-        records = list[dict[str, Any]]()
-        while len(records) < len(kinds):
-            records += await readers[name].records()
-        assert [record["kind"] for record in records] == kinds, name
-        assert await readers[name].is_told_nothing(1)
 
 
 # --- peers that are no gateways, or speak as none does --------------------------------
