@@ -62,6 +62,16 @@ def test_few_observations_show_no_interval(scene: Scene) -> None:
     assert interval(scene) == 10
 
 
+def test_within_the_first_timeout_nothing_is_known_of_longer_silences(
+    scene: Scene,
+) -> None:
+    scene.login("g", CROWD)
+    speak(scene, CROWD, 1, 29)
+    assert interval(scene) is None
+    speak(scene, CROWD, 1, 1)
+    assert interval(scene) == 1
+
+
 def test_users_with_a_timeout_of_their_own_do_not_count(scene: Scene) -> None:
     scene.login("g", CROWD, timeout=600)
     speak(scene, CROWD, 25, 10)
@@ -86,6 +96,13 @@ def test_over_a_restart_only_clocks_that_were_kept_count(
     assert scene.presence.wheel.silences(0) == sums(*kept)
     speak(scene, ALONE, 8, 1)
     assert scene.presence.wheel.silences(0) == sums(*kept, 8.0)
+
+
+def test_a_change_of_habit_is_noticed_within_twenty_timeouts(scene: Scene) -> None:
+    scene.login("g", CROWD)
+    speak(scene, CROWD, 5.0, 400)
+    speak(scene, CROWD, 25.0, round(2 * FORGOTTEN_AFTER * 30 / 25.0))
+    assert interval(scene) == 25.0
 
 
 def test_a_new_gateway_inherits_nothing_from_a_forgotten_one(scene: Scene) -> None:

@@ -8,6 +8,7 @@ from liveness.core.sessions.clearance import (
     AWAY,
     MUTE,
     NEVER,
+    SHORT_PAUSE_S,
     STORM,
     UNREAD,
     Clearance,
@@ -83,12 +84,51 @@ def test_a_link_is_read_itself_though_the_last_was_read_at_the_same_instant() ->
     assert gateway.clearance(100.0, hold=HOLD_S).silence == NEVER
 
 
+def test_a_short_pause_of_reading_gives_no_time_to_settle(
+    gateway: GatewayState,
+) -> None:
+    gateway.reading_paused(150.0)
+    gateway.reading_resumed(150.0 + SHORT_PAUSE_S)
+    assert gateway.grace_until == 100.0 + SETTLE_S
+
+
+@pytest.mark.parametrize(
+    ("users", "timeout", "in_force", "until"),
+    [
+        (3, 60.0, 60.0, NEVER),
+        (3, 30.0, 30.0, NEVER),
+        (3, 20.0, 30.0, 140.0),
+        (0, 20.0, 20.0, NEVER),
+    ],
+    ids=["longer", "the same", "shorter", "shorter, of nobody"],
+)
+def test_a_longer_timeout_is_in_force_at_once_and_a_shorter_one_later(
+    users: int, timeout: float, in_force: float, until: float
+) -> None:
+    gateway = GatewayState("g", 0, SETTLE_S, users=users)
+    gateway.set_in_force(30.0, 100.0, before=0.0)
+    gateway.set_in_force(timeout, 110.0, before=30.0)
+    assert (gateway.in_force, gateway.in_force_until) == (in_force, until)
+
+
 def test_a_gateway_heard_at_the_instant_of_a_miss_can_miss_again(
     pinging: GatewayState,
 ) -> None:
     pinging.count_miss(200.0)
     pinging.heard(200.0)
     assert pinging.has_missed(300.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "silence", "why"),
+    [(101.75, NEVER, UNREAD), (102.0, 102.0, None)],
+    ids=["settling", "settled"],
+)
+def test_a_new_link_is_given_time_to_send_what_it_had_collected(
+    gateway: GatewayState, now: float, silence: float, why: str | None
+) -> None:
+    gateway.empty_at = now
+    assert gateway.clearance(now, hold=HOLD_S) == (silence, now - HOLD_S, NEVER, why)
 
 
 def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
@@ -166,6 +206,20 @@ def test_users_of_a_mute_gateway_are_held_and_get_a_fresh_timeout_when_it_is_hea
     assert live(scene, 30, "g") == []
     (record,) = live(scene, 0.25, "g")
     assert (record["reason"], record["silence"]) == ("silence", 70.5)
+
+
+def test_a_user_with_a_fresh_timeout_waits_no_longer_than_for_a_reconnect(
+    scene: Scene,
+) -> None:
+    live(scene, 31, "h")
+    scene.wait(0, "g")
+    assert live(scene, 29.5, "g") == []
+    scene.unlink("g")
+    assert scene.wait(1.5) == []
+    scene.link("g", ping=2.5)
+    assert scene.wait(0.75, "g") == []
+    assert scene.firing.held(scene.now)[UNREAD] == 1
+    assert reasons(scene.wait(0.25, "g")) == [("user of g", "gateway_lost")]
 
 
 def test_a_fresh_timeout_ends_with_the_hold_and_leaves_time_to_settle(

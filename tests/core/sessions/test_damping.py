@@ -184,6 +184,14 @@ def test_a_reader_of_some_gateways_without_moves_gets_both_records() -> None:
     assert add(damping, back) == [off, back]
 
 
+def test_a_clock_that_was_set_back_is_noticed_by_the_records_too() -> None:
+    damping = damper()
+    add(damping, Item(1, OFFLINE, "ada", "g1", 10_000))
+    others = [Item(n, ONLINE, f"u{n}", "g1", 30 * n) for n in range(2, 6)]
+    assert [it.seq for other in others for it in add(damping, other)] == [2, 3, 4, 5]
+    assert [it.seq for it in add(damping, Item(6, ONLINE, "u6", "g1", 160))] == [1, 6]
+
+
 def test_dampers_may_share_their_room_and_give_it_back() -> None:
     room = DampingCounts(2)
     first, second = damper(counts=room), damper(counts=room)
