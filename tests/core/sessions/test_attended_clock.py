@@ -88,6 +88,19 @@ def test_a_link_that_cannot_be_read_empty_stops_the_clock_no_longer_than_patienc
     assert not clock.is_paused
 
 
+def test_a_pause_in_which_gateways_were_not_away_lasts_until_all_is_read(
+    clock: AttendedClock,
+) -> None:
+    clock.pause(100.0, reconnect_grace=0.0)
+    clock.resume_if_caught_up(mono=101.0, all_read=False)
+    assert clock.is_paused
+    clock.resume_if_caught_up(mono=101.0, all_read=True)
+    assert not clock.is_paused
+    clock.pause(101.0)
+    clock.resume_if_caught_up(mono=102.0, all_read=True)
+    assert clock.is_paused
+
+
 def test_a_clock_that_goes_is_not_stopped_by_having_caught_up(
     clock: AttendedClock,
 ) -> None:
@@ -164,6 +177,11 @@ def test_nobody_was_listened_to_before_the_start() -> None:
 def test_absences_that_overlap_count_once() -> None:
     noted = absences((1, 2, None), (10, 20, None), (15, 25, None), (25, 26, None))
     assert noted.listened_s("g", 0, 30) == 30 - 1 - 16
+
+
+def test_an_absence_within_the_last_one_does_not_shorten_it() -> None:
+    noted = absences((10, 20, None), (12, 13, None))
+    assert noted.listened_s("g", 0, 30) == 20
 
 
 def test_many_absences_are_kept_as_fewer_and_none_is_forgotten() -> None:
