@@ -78,6 +78,16 @@ def test_a_known_name_goes_on_at_its_cursor_and_a_new_one_at_the_end(
     assert (shell.reading_of(link).seq, shell.cursors[role, "g"].seq) == (6, 4)
 
 
+def test_a_cursor_keeps_the_timeouts_of_its_gateway(shell: Shell) -> None:
+    _, terms = joined(shell, timeout=45)
+    assert terms["timeout"] == 45
+    row = shell.cursors[KEY]
+    assert (row.timeout, row.in_force) == (45, 45)
+    shell = Shell()
+    _, terms = joined(shell)
+    assert (terms["timeout"], shell.cursors[KEY].timeout) == (30, None)
+
+
 @pytest.mark.parametrize(
     ("cursor", "sent", "fresh", "skipped"),
     [

@@ -6,6 +6,7 @@ from liveness.core.access import Peer
 from liveness.core.effects import Close, LogLine
 from liveness.core.links.link import Link
 from liveness.core.links.link_troubles import (
+    KEPT_MS,
     MOST_ROWS,
     LinkTrouble,
     LinkTroubles,
@@ -217,6 +218,10 @@ ADA: Final = Peer(11, 1_001, frozenset())
 EVE: Final = Peer(12, 1_002, frozenset())
 
 
+def names(troubles: LinkTroubles, at: int = T) -> list[str | None]:
+    return [row.name for row in troubles.recent(at)]
+
+
 def test_a_row_counts_and_has_the_latest_time_and_process() -> None:
     troubles = LinkTroubles()
     troubles.note("gateway", "gw", Code.REPLACED, ADA, T)
@@ -243,6 +248,17 @@ def test_links_without_a_hello_have_a_row_for_each_user() -> None:
         troubles.note(None, None, Code.NOT_ALLOWED, peer, T)
     found = [(row.name, row.unix_user, row.times) for row in troubles.recent(T)]
     assert found == [(None, 1_001, 2), (None, 1_002, 1)]
+
+
+def test_a_row_is_gone_an_hour_after_its_latest_time_and_then_begins_anew() -> None:
+    troubles = LinkTroubles()
+    troubles.note("gateway", "gw", Code.REPLACED, ADA, T)
+    troubles.note("gateway", "gw", Code.REPLACED, ADA, T + 1_000)
+    assert names(troubles, T + 1_000 + KEPT_MS - 1) == ["gw"]
+    assert names(troubles, T + 1_000 + KEPT_MS) == []
+    troubles.note("gateway", "gw", Code.REPLACED, ADA, T + 2 * KEPT_MS)
+    (row,) = troubles.recent(T + 2 * KEPT_MS)
+    assert (row.times, row.since) == (1, T + 2 * KEPT_MS)
 
 
 def test_any_number_of_names_leaves_the_latest_hundred() -> None:

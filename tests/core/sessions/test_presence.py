@@ -305,6 +305,17 @@ def test_three_gateways_take_turns_even_if_only_one_is_judged_at_a_time(
 # --- what is kept and counted --------------------------------------------------------
 
 
+def test_what_one_gateway_leaves_of_its_share_another_one_uses(scene: Scene) -> None:
+    for name in ("i", "j", "k"):
+        scene.link(name)
+        scene.login(name, [f"{name}{number}" for number in range(5)])
+    scene.login("g", range(1_000))
+    scene.login("h", ["only"])
+    come_due(scene, "g", "h")  # the others are unread, so their users are held
+    for _ in range(7):
+        assert scene.firing.fire(scene.at, limit=100) == 100
+
+
 def test_the_sessions_kept_change_by_the_net_effect(scene: Scene) -> None:
     g, h = scene.gateway("g"), scene.gateway("h")
     scene.presence.login(g, Login(["a", "b"], [1, 2], None, 2.5), scene.at)
