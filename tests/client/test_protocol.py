@@ -512,15 +512,6 @@ def test_timers_that_no_pong_has_covered_are_sent_on_the_next_link() -> None:
     assert names(written(client)) == []
 
 
-def test_a_timer_is_ours_once_and_only_if_our_gateway_asked_for_it() -> None:
-    client = with_timers()
-    assert len(fired(client, timer(1, "a"))) == 1
-    assert fired(client, timer(1, "a")) == []
-    assert client.inbox.duplicates == 1
-    assert fired(client, timer(2, "a", gateway="gw-2")) == []
-    assert client.inbox.finished == 2
-
-
 def test_a_timer_that_waits_is_not_started_once_it_is_cancelled_or_replaced() -> None:
     client = with_timers()
     records = [timer(n, key, ext="e") for n, key in enumerate("abcd", 1)]

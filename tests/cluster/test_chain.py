@@ -8,7 +8,6 @@ from typing import Any, Final
 import pytest
 
 from liveness.cluster.chain import (
-    MOST_WAIT,
     Chain,
     Request,
 )
@@ -36,25 +35,22 @@ class Stored:
     beat_us: int = BORN_US + int(LEASE_S * 1e6)
     is_listing: bool = False  # the host lists its sessions
 
-    def change(self, version: int, *changes: str, token: str = "7") -> None:
+    def change(self, version: int, *changes: str) -> None:
         """One entry: "+ada" brings a user online, "-ada" offline."""
         records = b""
         for change in changes:
             user, is_online = change[1:], change[0] == "+"
-            if is_integer := user.startswith("int:"):
-                user = user.removeprefix("int:")
-            gateway = "\1gw" if is_integer else "gw"
-            place = place_bytes(Place(user, "a", gateway, 5, 9, "login"))
+            place = place_bytes(Place(user, "a", "gw", 5, 9, "login"))
             records += KINDS["online" if is_online else "offline"] + place
             if is_online:
-                value = session_bytes(1, 5, 9, gateway.encode(), b"")
+                value = session_bytes(1, 5, 9, b"gw", b"")
                 self.users[user.encode()] = value
             else:
                 del self.users[user.encode()]
-        fields = {b"p": self.name.encode(), b"t": token.encode(), b"r": records}
+        fields = {b"p": self.name.encode(), b"t": b"7", b"r": records}
         fields[b"n"] = b"%d" % len(changes)
         self.entries.append((version, fields))
-        self.name = f"{version + len(changes) - 1}.{token}"
+        self.name = f"{version + len(changes) - 1}.7"
 
     def copy(self) -> "Stored":
         """The data of a replica."""
@@ -216,25 +212,6 @@ def test_a_list_is_true_at_its_version_though_users_change_meanwhile(
     assert "-ada" in records
 
 
-def test_after_redis_was_emptied_the_list_waits_for_the_hosts(stored: Stored) -> None:
-    reader = chain(lists=True)
-    stored.change(100, "+ada", "+bob")
-    read(reader, stored)
-    emptied = Stored(f"0.2-{BORN_US}", beat_us=BORN_US + 5_000_000)
-    emptied.change(300, "+ada")
-    assert read(reader, emptied, now=5) == [Rollback(0, 0), "+ada"]
-    assert reader.position == "300.7!"
-    resumed = chain(lists=True, position=reader.position)
-    assert read(resumed, emptied, now=10) == []
-    emptied.beat_us = BORN_US + 30_000_000
-    assert read(resumed, emptied, now=20) == [(300, {"ada"})]
-    assert resumed.position == "300.7"
-    # The other has its own clock, should no host be there to beat.
-    emptied.beat_us = BORN_US
-    assert read(reader, emptied, now=34) == []
-    assert read(reader, emptied, now=38) == [(300, {"ada"})]
-
-
 def test_a_list_waits_for_a_host_that_needs_longer_than_a_lease(stored: Stored) -> None:
     stored.change(100, "+ada")
     stored.beat_us, stored.is_listing = BORN_US + 100_000_000, True
@@ -244,21 +221,6 @@ def test_a_list_waits_for_a_host_that_needs_longer_than_a_lease(stored: Stored) 
     stored.change(200, "+bob")
     stored.is_listing = False
     assert read(reader, stored, now=100) == ["+bob", (200, {"ada", "bob"})]
-
-
-def test_a_host_that_lists_for_ever_does_not_keep_readers_without_a_list(
-    stored: Stored,
-) -> None:
-    stored.change(100, "+ada")
-    stored.is_listing = True
-    reader, now, found = chain(lists=True), 0.0, list[Delivery]()
-    while not found:
-        now += 1
-        found = reader.answer(stored.answer(reader.request), now)
-    ((listed, _),) = found
-    assert isinstance(listed, Listed)
-    assert not listed.is_settled
-    assert MOST_WAIT * LEASE_S <= now < MOST_WAIT * LEASE_S + 10
 
 
 def test_a_list_that_saw_what_a_failover_lost_is_made_again(stored: Stored) -> None:
@@ -278,34 +240,6 @@ def test_a_list_that_saw_what_a_failover_lost_is_made_again(stored: Stored) -> N
 
     reads: list[object] = []
     assert read(reader, stored, between=between) == [(101, {"ada", "bob"})]
-
-
-def test_a_list_has_a_user_once_by_the_name_of_its_newest_session(
-    stored: Stored,
-) -> None:
-    stored.change(100, "+int:7", "+ada")
-
-    def between(request: Request) -> None:
-        if request[0] == "scan" and request[1][0]:  # 7 was read
-            stored.change(102, "-int:7", "+7")
-
-    found = read(chain(lists=True), stored, between=between)
-    assert found == ["-7", "+7", (103, {"ada", "7"})]
-
-
-def test_a_reader_passes_over_entries_that_lead_nowhere(stored: Stored) -> None:
-    stored.change(100, "+ada")
-    reader = chain(position=stored.name)
-    read(reader, stored)
-    name = stored.name
-    stored.change(200, "+bob", token="of another chain")
-    stored.name = name
-    stored.change(300, "+kim")
-    stored.change(400, "+zoe")
-    found = [event for _ in range(9) for event in read(reader, stored)]
-    assert found == ["+bob", Rollback(0, 100), "+kim", "+zoe"]
-    stored.change(500, "+eve")
-    assert read(reader, stored) == ["+eve"]
 
 
 def test_what_is_not_of_this_schema_is_an_error(stored: Stored) -> None:

@@ -14,7 +14,6 @@ import trio
 from liveness.cluster.connection import CallError, Redis, connected
 from liveness.cluster.format import (
     field_of,
-    keys_of,
 )
 from liveness.cluster.nodes import KINDS
 from liveness.config.cluster import ClusterSettings
@@ -67,31 +66,6 @@ async def eventually(act: Callable[[], Awaitable[Any]]) -> Any:
                 await trio.sleep(0.02)
 
 
-async def test_keys_are_in_the_database_that_the_url_names(redis: RedisServer) -> None:
-    async with redis_of(ClusterSettings(url=f"{redis.url}/3", prefix="other")) as conn:
-        await begin(conn)
-    keys = keys_of("other", 3)
-    assert redis.info("keyspace", "db3").startswith("keys=1,")
-    assert redis("EXISTS", keys.meta) == 0
-
-
-async def test_a_cancelled_call_does_not_disturb_the_others(
-    redis: RedisServer,
-) -> None:
-    async with redis_of(redis.settings()) as conn:
-        await begin(conn)
-        redis.pause()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(conn.everything, 3)
-            with trio.move_on_after(0.05) as scope:
-                await conn.meta(3, "conf")
-            assert scope.cancelled_caught
-            redis.resume()
-        assert await conn.meta(3, "c") == [b"1"]
-        connections = redis("CLIENT", "LIST").count(b" addr=127.0.0.1:")
-        assert connections == 1
-
-
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_it_ends_while_it_connects_to_a_server_that_stands_still(
     redis: RedisServer, backend: str
@@ -121,19 +95,6 @@ async def test_it_runs_while_redis_is_away_and_heals() -> None:
                 assert conn.error is None
                 redis.kill()
                 assert (await failure_of(begin(conn))).kind == "connection"
-
-
-async def test_a_server_that_stands_still_is_a_timeout(redis: RedisServer) -> None:
-    async with redis_of(redis.settings(), timeout_s=0.2) as conn:
-        await eventually(lambda: begin(conn))
-        redis.pause()
-        failure = await failure_of(conn.meta(3, "conf"))
-        assert failure.kind == "timeout"
-        assert str(failure) == f"Redis at {redis.address}: no answer within 0.2 s"
-        # Nor does it answer the next connection, which the kernel accepts.
-        assert (await failure_of(conn.meta(3, "conf"))).kind == "timeout"
-        redis.resume()
-        assert await eventually(lambda: conn.meta(3, "c")) == [b"1"]
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,22 @@ def fired(records: list[Record]) -> list[tuple[str, int, int]]:
     return [(r["key"], r["attempt"], r["at"] - START_WALL_MS) for r in records]
 
 
+async def test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh(
+    script: ScriptedSidecar,
+) -> None:
+    async with (
+        gateways(script, "mail", role="watcher", scope="all") as watcher,
+        gateways(script, "gw") as gateway,
+    ):
+        await gateway.apply(["login", "ada"], ["after", "tea", 1])
+        script.drop("gw")
+        await script.pass_time(2)
+        async with gateways(script, "gw", fresh=True) as again:
+            await script.pass_time(1)
+            assert [key for key, *_ in fired(await again.records())] == ["tea"]
+        assert (await watcher.records())[0]["uid"] == "ada"
+
+
 async def test_timers_and_silences_come_in_the_order_of_their_moments(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
