@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.text import (
-    escaped,
-    json_ready,
-    uid_of,
-    uid_text,
-)
+from liveness.text import escaped, json_ready, uid_of, uid_text
 from tests.helpers.strategies import BOUNDED
 
 uids = st.one_of(

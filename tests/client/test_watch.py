@@ -448,10 +448,6 @@ async def let_in(peer: LogPeer) -> None:
     peer.greeting = None
 
 
-def nothing_else(_peer: LogPeer) -> None:
-    pass
-
-
 def log_is_new(peer: LogPeer) -> None:
     peer.log, peer.kept, peer.next = "log-b", [], 1
     peer.cursors.clear()
@@ -469,7 +465,6 @@ def retention_passes_it(peer: LogPeer) -> None:
 @pytest.mark.parametrize(
     ("happens", "expected"),
     [
-        (nothing_else, [4]),
         (log_is_new, [0, 1]),
         (log_loses_its_end, [0, 1, 2]),
         (retention_passes_it, [5, 6]),

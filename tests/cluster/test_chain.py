@@ -7,10 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.cluster.chain import (
-    Chain,
-    Request,
-)
+from liveness.cluster.chain import Chain, Request
 from liveness.cluster.events import ClusterGap, Delivery, Listed, Rollback
 from liveness.cluster.format import (
     ClusterRecord,
@@ -83,6 +80,8 @@ class Stored:
             case _, (until, limit):
                 earlier = [entry for entry in self.entries if entry[0] <= until]
                 return [(b"%d-0" % at, its) for at, its in earlier[::-1][:limit]]
+            case _:
+                raise AssertionError(request)
 
 
 def read(

@@ -298,19 +298,6 @@ def test_a_lost_host_that_is_heard_while_it_is_reaped_is_no_damage(
     assert (first.beat(), second.beat()) == ("ok", "fenced")
 
 
-def test_what_an_earlier_release_writes_is_no_damage(
-    partition: Partition, hosts: tuple[Host, Host]
-) -> None:
-    first, second = hosts
-    first.login(1)
-    number = partition.meta("n")
-    second.login(2, user=field_of("bob"))
-    partition.redis("HSET", KEYS.meta, "n", number)  # it does not know that field
-    assert first.beat() == "ok"
-    partition.redis("HDEL", KEYS.users, ADA)
-    assert second.beat() == "damaged"
-
-
 def test_what_a_host_has_to_reap_as_it_begins_is_found_at_once(
     partition: Partition, hosts: tuple[Host, Host]
 ) -> None:

@@ -18,12 +18,7 @@ from liveness.config.settings import (
     SocketSettings,
     StateSettings,
 )
-from liveness.config.sources import (
-    MAX_FAULTS,
-    MAX_FILE_BYTES,
-    load,
-    socket_path,
-)
+from liveness.config.sources import MAX_FAULTS, MAX_FILE_BYTES, load, socket_path
 from liveness.errors import ConfigError
 from liveness.service.links.sockets import make_socket_folder
 from tests.helpers.tree import ROOT
