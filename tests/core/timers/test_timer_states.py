@@ -433,3 +433,11 @@ def test_a_run_that_its_gateway_was_not_handed_is_seldom_looked_at(
     # A bucket of the ring passes before it is looked at.
     next_ms = 1_000 * (run_s + times * again_s)
     assert (timer.next or 0) - fired_ms == pytest.approx(next_ms, abs=times * 100)
+
+
+def test_states_follow_what_is_forgotten(rig: Rig) -> None:
+    rig.done("k", seq=fired(rig))
+    rig.commit()
+    assert rig.timetable.states["done"] == 1
+    rig.timetable.deleted({"done": 1})
+    assert +rig.timetable.states == {}
