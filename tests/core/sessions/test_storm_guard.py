@@ -106,6 +106,32 @@ def test_only_users_judged_within_a_revolution_count(scene: Scene, pause: int) -
     assert told(scene) == [(15, 21)]
 
 
+def test_a_user_that_logs_out_does_not_count(scene: Scene) -> None:
+    uids = arrive(scene, 20)
+    scene.wait(29, "g")
+    scene.logout("g", uids[:12])
+    speak(scene, uids[16:])
+    assert silent(scene.wait(1.5, "g")) == uids[12:16]
+    assert guard_of(scene).begun == 0
+
+
+def test_users_that_wait_for_their_mute_gateway_are_no_storm(
+    wheel_class: type[Wheel],
+) -> None:
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, hold=60)
+    uids = users(20)
+    scene.link("g", ping=5)
+    scene.login("g", uids)
+    for _ in range(89):
+        scene.pass_time(1)
+        scene.look_at("g")
+        assert scene.fire() == []
+    scene.pass_time(1.5)
+    scene.look_at("g")
+    assert silent(scene.fire()) == uids
+    assert guard_of(scene).begun == 0
+
+
 def test_users_of_a_gateway_that_speaks_again_are_renewed_before_they_are_counted(
     wheel_class: type[Wheel],
 ) -> None:
@@ -160,6 +186,46 @@ def test_time_in_a_storm_is_no_lateness_and_other_gateways_are_judged_as_ever(
     scene.read("g")
     scene.firing.fire(scene.at, limit=100)
     assert scene.presence.decided.take().records.due == [0.0] * 20
+
+
+@pytest.mark.parametrize("count", [4, 12], ids=["few", "many"])
+def test_after_a_storm_only_users_that_come_due_later_count(
+    scene: Scene, count: int
+) -> None:
+    scene.link("g")
+    first, later, last = users(20), users(count, "later "), users(9, "last ")
+    scene.login("g", first)
+    scene.wait(30.5, "g")
+    scene.login("g", later + last)
+    assert silent(scene.wait(HOLD_S, "g")) == first
+    speak(scene, last)
+    # Twelve of 21 are too many. Four of 13 are not, though with the first twenty they were.
+    records = scene.wait(10.5, "g")
+    if count == 4:
+        assert silent(records) == later
+        assert guard_of(scene).begun == 1
+        return
+    assert records == []
+    assert told(scene)[-1] == (12, 21)
+    assert silent(scene.wait(HOLD_S - 0.5, "g")) == later
+
+
+def test_users_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None:
+    scene.link("g")
+    first, rest = users(15), users(15, "later ")
+    scene.login("g", first)
+    scene.wait(2, "g")
+    scene.login("g", rest)
+    assert silent(scene.wait(28.5, "g")) == first
+    scene.wait(1, "g")
+    speak(scene, rest[1:])
+    assert scene.wait(1, "g") == []
+    assert told(scene) == [(16, 30)]
+    scene.wait(HOLD_S - 1, "g")
+    # If the fifteen still counted, this user would begin a storm again.
+    scene.login("g", ["short"], timeout=5)
+    assert silent(scene.wait(0.5, "g")) == rest[:1]
+    assert silent(scene.wait(4.75, "g")) == ["short"]
 
 
 def test_a_storm_ends_at_once_when_all_have_spoken(scene: Scene) -> None:
