@@ -16,7 +16,7 @@ from liveness import __version__
 from liveness.cli import main
 from liveness.errors import ConfigError, LivenessError
 from tests.helpers.log_setup import log_setup_restored
-from tests.helpers.processes import Done, environment, ran
+from tests.helpers.processes import Done, environment, ran, succeeded
 
 COMMANDS = sorted(name for name in main.app if not name.startswith("-"))
 TIMERS, WEBHOOKS = (
@@ -226,3 +226,27 @@ def test_a_reader_who_goes_away_ends_it_quietly() -> None:
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+SERVER = {"h11", "starlette", "structlog", "sqlite3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        ("version", {"trio", "prometheus_client"}),
+        # A wrong setting is logged, which takes structlog, where the log is JSON.
+        ("serve --timeout 0", {"trio", "prometheus_client"}),
+        ("watch --socket /there/is/none", set()),
+        ("explain a/7 --socket /there/is/none", {"trio"}),
+    ],
+)
+def test_a_client_loads_no_server(arguments: str, unused: set[str]) -> None:
+    script = (
+        "import sys; from liveness.cli.main import main; main(sys.argv[1:]); "
+        "print('\\n', *sys.modules)"
+    )
+    shown = succeeded(ran(sys.executable, "-c", script, *arguments.split()))
+    loaded = {name.split(".")[0] for name in shown.splitlines()[-1].split()}
+    server = SERVER - ({"structlog"} if arguments.startswith("serve") else set())
+    assert not (server | unused) & loaded
