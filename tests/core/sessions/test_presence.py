@@ -388,6 +388,30 @@ def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> Non
 # --- restarts ------------------------------------------------------------------------
 
 
+def test_the_status_of_a_user_that_is_due_says_what_it_waits_for(scene: Scene) -> None:
+    scene.link("g", ping=2.5)
+    scene.login("g", ["u"])
+    scene.wait(29.5, "g")
+
+    def status() -> tuple[object, ...]:
+        found = scene.firing.status_of("u", scene.at)
+        assert found is not None
+        return found.slot is None, found.fires_in, found.held, found.absence
+
+    assert status() == (False, 0.5, None, None)
+    scene.pass_time(0.51)
+    scene.presence.wheel.advance(scene.now, ALL)
+    assert status() == (True, 0.0, "unread", None)
+    scene.pass_time(5.0)
+    assert status() == (True, 0.0, "mute", "mute")
+    assert scene.firing.held(scene.now)["mute"] == 1
+    scene.gateway("g").reconnect_grace = 2.0
+    scene.unlink("g")
+    assert status() == (True, 0.0, "away", "away")
+    scene.pass_time(2.0)
+    assert status() == (True, 0.0, None, "away")
+
+
 def test_after_a_crash_everyone_gets_a_fresh_timeout_and_is_restored(
     scene: Scene,
 ) -> None:
