@@ -61,10 +61,10 @@ ACCEPTED: Final = Path("tests", "mutants", "accepted.toml")
 MARKS: Final = "not slow and not long and not machine"
 # `--changed`: so many mutations of changed lines at most, as a file that was moved has
 # hundreds, and so many others of one room with each commit, of which this share has to be
-# killed.
+# killed: of the room with the fewest, the service, 53 % are, and samples vary by 13 %.
 MOST_CHANGED: Final = 400
 OTHERS: Final = 60
-LEAST_KILLED: Final = 0.5
+LEAST_KILLED: Final = 0.4
 
 Found = tuple[str, Mutation]  # a module, by its path from the root, and one of its own
 
