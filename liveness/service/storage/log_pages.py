@@ -151,7 +151,7 @@ def pages(db: sqlite3.Connection, *, after: int, until: int) -> Iterator[LogPage
     """
     at_once, step, reached = 1, 1, 0
     # Damage may be passed over beyond *until*, and what was passed over is looked at then.
-    while after < until or (step > 2 and after < END):
+    while after < until or (step > 1 and after < END):
         try:
             rows = _read(db, after, at_once)
         except sqlite3.DatabaseError as error:

@@ -36,7 +36,7 @@ class FakeRedis:
             case "begin":
                 return self.begun
             case "apply" | "assert":
-                self.changes += args[9 : 9 + args[8]]
+                self.changes += args[10:]
                 return [b"ok", 1, 1, 1, 1, 1, 1, 1, 1]
             case "beat":
                 return [b"ok", 1, 0, 0, 1, 1, 1, 1, 1]
