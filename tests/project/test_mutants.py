@@ -193,7 +193,7 @@ def test_nothing_is_judged_while_a_test_fails_anyway(project: Path) -> None:
 def test_every_room_is_there_and_has_its_tests() -> None:
     assert {room_of(file) for file in modules_of(ROOT)} == ROOMS.keys()
     missing = [
-        it for tests in ROOMS.values() for it in tests if not (ROOT / it).exists()
+        it for room in ROOMS.values() for it in room.tests if not (ROOT / it).exists()
     ]
     assert missing == []
     assert room_of("liveness/core/wheel/wheel.py") == "liveness/core/wheel"
