@@ -275,7 +275,7 @@ async def strange_redis(
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     url = "redis://127.0.0.1:{1}".format(*listener.socket.getsockname())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, handler, [listener])
+        await nursery.start(trio.serve_listeners, handler, [listener])
         async with connected(ClusterSettings(url=url), **options) as redis:
             yield redis
         nursery.cancel_scope.cancel()
