@@ -66,6 +66,18 @@ async def test_a_new_outlet_begins_where_its_settings_say(
         assert seqs((await log.take(10)).entries) == first
 
 
+async def test_a_new_outlet_misses_nothing_if_it_opens_late(rig: OutletRig) -> None:
+    rig.publish(on(1), on(2))
+    await rig.store.open(keep=[NAME], unused_s=3_600)
+    log = OutletLog(NAME, OutletSettings(begin="newest"), rig.access)
+    rig.publish(on(3))  # links are served already
+    await log.open()
+    rig.publish(on(4))
+    assert seqs((await log.take(10)).entries) == [3, 4]
+    log.close()
+    await rig.store.close()
+
+
 async def test_what_was_not_delivered_comes_again_after_a_restart(
     rig: OutletRig,
 ) -> None:

@@ -84,6 +84,9 @@ class OutletLog:
         # All records up to this seq are delivered, or do not concern the outlet.
         self.cursor = 0
         self._has_cursor = False  # whether `open` has found it
+        # Where a new outlet begins. Links are served before all is open, and a file that
+        # an outlet needs may be mended later.
+        self._end_at_start = access.log_writer.durable_seq
         self._caught_up_at = access.clock.mono()
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
@@ -126,7 +129,8 @@ class OutletLog:
                 oldest=oldest,
             )
         else:
-            start = newest if self._settings.begin == "newest" else oldest
+            is_newest = self._settings.begin == "newest"
+            start = self._end_at_start if is_newest else oldest
         self.restart_at(start, is_resumed=found is not None)
         # For a new outlet, too, and before it sends anything: otherwise, after a power
         # failure, it would begin at the new end of the log, and leave records out.
