@@ -76,11 +76,16 @@ def overwrite_root(database: Path, part: str, count: int | None = None) -> None:
 
 
 def tear_a_leaf(database: Path, table: str, which: int) -> None:
-    """Zeroes a page of a table's tree that has rows, by its number under the root."""
+    """Zeroes a page of a table's tree that has rows, by its number under the root.
+
+    -1 is the last one, which has no cell in the root.
+    """
     at, size = root_of(database, table)
     data = bytearray(database.read_bytes())
     assert data[at] == 5, "the root has pages under it"
-    (cell,) = struct.unpack_from(">H", data, at + 12 + 2 * which)
+    cell = 8
+    if which >= 0:
+        (cell,) = struct.unpack_from(">H", data, at + 12 + 2 * which)
     (page,) = struct.unpack_from(">I", data, at + cell)
     data[(page - 1) * size : page * size] = bytes(size)
     database.write_bytes(data)

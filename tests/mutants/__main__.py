@@ -92,6 +92,10 @@ MARKS: Final = "not slow and not long and not machine"
 # hundreds, and so many others of one room with each commit.
 MOST_CHANGED: Final = 400
 OTHERS: Final = 60
+# Seconds of a processor for the tests of one mutation, and of one of a changed line, which
+# has to be killed.
+MOST_S: Final = 5.0
+MOST_CHANGED_S: Final = 60.0
 
 Found = tuple[str, Mutation]  # a module, by its path from the root, and one of its own
 
@@ -173,7 +177,7 @@ class Mutants:
             )
             mine = draw.sample(mine, MOST_CHANGED)
         others = draw.sample(others, min(OTHERS, len(others)))
-        are_killed = self.try_mutations(mine)
+        are_killed = self.try_mutations(mine, most_s=MOST_CHANGED_S)
         print(
             f"other mutations, of which {ROOMS[room].least:.0%} have to be killed:",
             flush=True,
@@ -185,7 +189,7 @@ class Mutants:
         concerned = pairs.concerned(self._root, self.pairs, number)
         return pairs.run(self._root, concerned) and are_killed
 
-    def try_mutations(self, found: Sequence[Found]) -> bool:
+    def try_mutations(self, found: Sequence[Found], most_s: float = MOST_S) -> bool:
         """Try mutations, room by room, and print what survived; whether none did."""
         by_room: dict[str, dict[str, list[Mutation]]] = {}
         for file, mutation in found:
@@ -200,7 +204,9 @@ class Mutants:
             # A process that has collected the tests of one room has much that others miss.
             with ProcessPoolExecutor(1, get_context("fork")) as process:
                 work = process.submit(
-                    try_room, self._root, modules, ROOMS[room].tests, MARKS
+                    try_room,
+                    *(self._root, modules, ROOMS[room].tests, MARKS),
+                    most_s=most_s,
                 )
                 verdicts, faults = work.result()
             outcomes = Counter(verdict.outcome for verdict in verdicts)

@@ -29,9 +29,6 @@ import pytest
 
 from tests.mutants.operators import Mutation
 
-# The tests of one mutation take so much of a processor at most, by what each took without
-# it, the quick ones first: of those that come by most lines there are hundreds.
-MOST_S: Final = 5.0
 # A mutation has been noticed that has its tests wait, or compute, for longer than this and
 # so many times what they took without it: most that hang do so in tests of a second.
 LIMIT_S: Final = 20.0
@@ -81,11 +78,13 @@ class Forks:
     Args:
         root: The project.
         modules: What is tried.
+        most_s: See `try_room`.
     """
 
-    def __init__(self, root: Path, modules: Sequence[Module]) -> None:
+    def __init__(self, root: Path, modules: Sequence[Module], most_s: float) -> None:
         self._root = root
         self._modules = modules
+        self._most_s = most_s
         self._failed = ""  # in a child, the test that failed
         self._at_line: dict[str, dict[int, list[str]]] = {}
         self._cost: dict[str, float] = {}  # seconds of a processor
@@ -196,7 +195,7 @@ class Forks:
         tests, cost = list[str](), 0.0
         for test in quick:
             cost += self._cost[test]
-            if tests and cost > MOST_S:
+            if tests and cost > self._most_s:
                 break
             tests.append(test)
         return tests
@@ -293,14 +292,22 @@ class Forks:
 
 
 def try_room(
-    root: Path, modules: Sequence[Module], tests: Sequence[str], marks: str
+    root: Path,
+    modules: Sequence[Module],
+    tests: Sequence[str],
+    marks: str,
+    *,
+    most_s: float,
 ) -> tuple[list[Verdict], list[str]]:
     """Try the mutations of a room with its tests, in a process that is good for nothing else.
+
+    The tests of one mutation take *most_s* of a processor at most, by what each took without
+    it, the quick ones first: of those that come by most lines there are hundreds.
 
     Returns:
         The verdicts, or what is wrong without any mutation.
     """
-    forks = Forks(root, modules)
+    forks = Forks(root, modules, most_s)
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = scratch
         options = ["-q", "-s", "-m", marks, f"--rootdir={root}", "--hypothesis-seed=0"]

@@ -145,7 +145,7 @@ from tests.mutants.operators import mutations_of
 root = Path(sys.argv[1])
 tree = ast.parse((root / "gate.py").read_bytes())
 module = Module("gate.py", tree, [*mutations_of(tree)])
-verdicts, faults = try_room(root, [module], ["test_gate.py"], "not slow")
+verdicts, faults = try_room(root, [module], ["test_gate.py"], "not slow", most_s=5)
 (root / "found").write_text(json.dumps([[asdict(it) for it in verdicts], faults]))
 """
 

@@ -169,6 +169,16 @@ def test_all_pages_around_a_torn_leaf_are_read_up_to_any_end(tmp_path: Path) -> 
             assert found == [first for first in one_by_one if first <= until]
 
 
+def test_a_torn_leaf_at_the_end_of_the_log_ends_what_is_read(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        fill(store, *[40] * 100)
+    disk.tear_a_leaf(store.path, "log", -1)
+    with reading(store.path) as db:
+        last = [page.last for page in pages(db, after=0, until=END)][-1]
+        assert 3_000 < last < 4_000
+        assert [*pages(db, after=last, until=4_000)] == []
+
+
 def test_an_end_of_the_log_that_makes_no_sense_is_refused(store: LogStore) -> None:
     fill(store, 5)
     overwrite(store, "last = 1099511627776")
