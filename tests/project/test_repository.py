@@ -46,10 +46,10 @@ NEEDED = {
     *re.findall(r"command -v ([\w-]+)", (ROOT / ".ci/run").read_text()),
     *("gcc", "stat", "systemd-analyze"),
 }
-BOTH = "--jobs=2 --output-sync=target"
+TWO = "--jobs=2 --output-sync=target"
 STEPS = (
-    *("setup", f"{BOTH} check docs pythons", "tests"),
-    f"{BOTH} mutants system ARGS=--changed",
+    *("setup", f"check docs pythons {TWO}", "tests"),
+    f"mutants system {TWO} ARGS=--changed",
 )
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.

@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
-from tests.system.test_wire import (  # noqa: F401
+from tests.system.test_wire import (  # noqa: F401 - collected again here
     test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
     test_a_hello_may_name_where_to_read_on,
     test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
