@@ -12,8 +12,9 @@ from liveness.service.common.threads import RUN_SYNC, failure, in_thread
 REFUSED = "can't start new thread"
 
 
-async def test_work_that_gets_no_thread_waits_for_one(
-    autojump_clock: MockClock, said: list[Any]
+@pytest.mark.parametrize("earlier_run_s", [0, 90])
+def test_work_that_gets_no_thread_waits_for_one(
+    said: list[Any], earlier_run_s: float
 ) -> None:
     refuses, done = True, list[float]()
 
@@ -25,12 +26,21 @@ async def test_work_that_gets_no_thread_waits_for_one(
     async def work() -> None:
         await in_thread(lambda: done.append(trio.current_time()))
 
-    RUN_SYNC.set(run_sync)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(work)
-        await trio.sleep(60.5)
-        assert "the host refuses to start a thread" in (failure() or "")
-        refuses = False
+    async def run(refuse_s: float) -> None:
+        nonlocal refuses
+        RUN_SYNC.set(run_sync)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            await trio.sleep(refuse_s)
+            assert "the host refuses to start a thread" in (failure() or "")
+            refuses = False
+
+    if earlier_run_s:
+        trio.run(run, earlier_run_s, clock=MockClock(autojump_threshold=0))
+        refuses = True
+        done.clear()
+        said.clear()
+    trio.run(run, 60.5, clock=MockClock(autojump_threshold=0))
     assert (done, failure()) == ([61], None)
     assert [line["error"] for line in said] == [REFUSED] * 2  # one a minute
     assert said[1]["suppressed"] == 59

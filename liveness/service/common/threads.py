@@ -24,7 +24,8 @@ _log = structlog.get_logger("threads")
 # random times.
 RUN_SYNC: Final = trio.lowlevel.RunVar[Any]("runs blocking calls")
 _waiting: Final = set[object]()  # all calls of this process that wait for a thread
-_log_throttled: Final = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
+# One for each run, since each has a clock of its own.
+_log_throttle: Final = trio.lowlevel.RunVar[LogThrottle]("logs that the host refuses")
 
 
 def failure() -> str | None:
@@ -70,7 +71,16 @@ async def in_thread(
                     "the host refuses to start a thread: raise its limit on processes; "
                     "disk I/O waits, and is tried again every second"
                 )
-                _log_throttled(_log.error, message, key=message, error=str(error))
+                _throttle()(_log.error, message, key=message, error=str(error))
             await trio.sleep(TRY_AGAIN_S)
     finally:
         _waiting.discard(this)
+
+
+def _throttle() -> LogThrottle:
+    try:
+        return _log_throttle.get()
+    except LookupError:
+        throttle = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
+        _log_throttle.set(throttle)
+        return throttle
