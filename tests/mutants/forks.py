@@ -10,7 +10,6 @@ import ast
 import gc
 import json
 import os
-import resource
 import select
 import shutil
 import signal
@@ -29,9 +28,9 @@ import pytest
 
 from tests.mutants.operators import Mutation
 
-# A mutation has been noticed that has its tests wait, or compute, for longer than this and
-# so many times what they took without it: most that hang do so in tests of a second.
-LIMIT_S: Final = 20.0
+# A mutation has been noticed that has a test wait, or compute, for longer than this and so
+# many times what it took without it: most that hang do so in tests of a second.
+LIMIT_S: Final = 10.0
 LIMIT_TIMES: Final = 8
 AT_ONCE: Final = os.cpu_count() or 1
 KILLED, SURVIVED, UNREACHED = OUTCOMES = "killed", "survived", "unreached"
@@ -204,20 +203,17 @@ class Forks:
         self, module: Module, mutation: Mutation, tests: Sequence[str]
     ) -> tuple[int, _Child]:
         scratch = tempfile.mkdtemp(prefix="mutants-")
-        limit_s = LIMIT_S + LIMIT_TIMES * sum(self._took[test] for test in tests)
         reads, writes = os.pipe()
         child = os.fork()
         if not child:
             os.close(reads)
             _become_child(scratch)
-            seconds = int(limit_s)
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-            code = _NOT_PUT
             if self._put(module, mutation):
-                code = self._run(tests)
-                os.write(writes, self._failed.encode())
-            os._exit(code)
+                self._run(tests, writes)
+            os._exit(_NOT_PUT)
         os.close(writes)
+        # For what hangs outside Python, where no signal's handler runs.
+        limit_s = LIMIT_S + sum(map(self._limit_s, tests))
         ends_at = time.perf_counter() + limit_s
         return child, _Child(module, mutation, reads, scratch, ends_at)
 
@@ -236,13 +232,25 @@ class Forks:
                 was_put = True
         return was_put
 
-    def _run(self, tests: Iterable[str]) -> int:
+    def _run(self, tests: Iterable[str], pipe: int) -> NoReturn:
+        """Run tests until one fails or hangs, write which did, and end the process."""
+        test = ""
+
+        def end(*_: object) -> NoReturn:
+            os.write(pipe, test.encode())
+            os._exit(_FAILED)
+
+        signal.signal(signal.SIGALRM, end)
         for test in tests:
+            signal.setitimer(signal.ITIMER_REAL, self._limit_s(test))
             item = self._items[test]
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             if self._failed:
-                return _FAILED
-        return _PASSED
+                end()
+        os._exit(_PASSED)
+
+    def _limit_s(self, test: str) -> float:
+        return LIMIT_S + LIMIT_TIMES * self._took[test]
 
     def _reap(self, running: dict[int, _Child]) -> None:
         """Wait for a child to end, or end one, and judge."""
@@ -313,6 +321,7 @@ def try_room(
         options = ["-q", "-s", "-m", marks, f"--rootdir={root}", "--hypothesis-seed=0"]
         for plugin in ("cacheprovider", "xdist"):
             options += ["-p", f"no:{plugin}"]
+        options += ["-o", "timeout=0"]  # a child has the signal for itself
         code = pytest.main([*options, *(str(root / test) for test in tests)], [forks])
     if code and not forks.faults:
         forks.faults.append(f"pytest ended with {code!r}")

@@ -139,10 +139,11 @@ TRY: Final = """\
 import ast, json, sys
 from dataclasses import asdict
 from pathlib import Path
+from tests.mutants import forks
 from tests.mutants.forks import Module, try_room
 from tests.mutants.operators import mutations_of
 
-root = Path(sys.argv[1])
+root, forks.LIMIT_S = Path(sys.argv[1]), float(sys.argv[2])
 tree = ast.parse((root / "gate.py").read_bytes())
 module = Module("gate.py", tree, [*mutations_of(tree)])
 verdicts, faults = try_room(root, [module], ["test_gate.py"], "not slow", most_s=5)
@@ -150,10 +151,12 @@ verdicts, faults = try_room(root, [module], ["test_gate.py"], "not slow", most_s
 """
 
 
-def try_gate(project: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
+def try_gate(
+    project: Path, limit_s: float = 60
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """By mutation its outcome and the test that failed; what was wrong before."""
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-c", TRY, str(project)]
+    command = [sys.executable, "-P", "-c", TRY, str(project), str(limit_s)]
     subprocess.run(command, cwd=project, env=environ, check=True, capture_output=True)
     verdicts, faults = json.loads((project / "found").read_text())
     outcomes = {
@@ -185,6 +188,17 @@ def test_nothing_is_judged_while_a_test_fails_anyway(project: Path) -> None:
     outcomes, faults = try_gate(project)
     assert outcomes == {}
     assert faults == ["test_gate.py::test_that_fails fails without a mutation"]
+
+
+def test_a_mutation_is_killed_by_a_test_that_hangs_with_it(project: Path) -> None:
+    (project / "gate.py").write_text(
+        "def wait(turns):\n    while turns:\n        turns -= 1"
+    )
+    (project / "test_gate.py").write_text(
+        "import gate\n\ndef test_it_waits():\n    gate.wait(2)\n    gate.wait(0)\n"
+    )
+    outcomes, _ = try_gate(project, limit_s=1)
+    assert outcomes["turns -= 1 => turns += 1"] == ("killed", "test_it_waits")
 
 
 # --- what is tried
