@@ -208,9 +208,12 @@ class Forks:
         if not child:
             os.close(reads)
             _become_child(scratch)
-            if self._put(module, mutation):
-                self._run(tests, writes)
-            os._exit(_NOT_PUT)
+            try:
+                if self._put(module, mutation):
+                    self._run(tests, writes)
+                os._exit(_NOT_PUT)
+            finally:  # an interrupt in a test: the parent's work is not for the child
+                os._exit(_FAILED)
         os.close(writes)
         # For what hangs outside Python, where no signal's handler runs.
         limit_s = LIMIT_S + sum(map(self._limit_s, tests))

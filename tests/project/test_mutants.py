@@ -190,15 +190,23 @@ def test_nothing_is_judged_while_a_test_fails_anyway(project: Path) -> None:
     assert faults == ["test_gate.py::test_that_fails fails without a mutation"]
 
 
-def test_a_mutation_is_killed_by_a_test_that_hangs_with_it(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("ends", "test"),
+    [("pass", "test_it_waits"), ("if turns > 9: raise KeyboardInterrupt", "")],
+    ids=["hangs", "is interrupted"],
+)
+def test_a_mutation_is_killed_by_a_test_that_does_not_end(
+    project: Path, ends: str, test: str
+) -> None:
     (project / "gate.py").write_text(
-        "def wait(turns):\n    while turns:\n        turns -= 1"
+        f"def wait(turns):\n    while turns:\n        turns -= 1\n        {ends}"
     )
     (project / "test_gate.py").write_text(
         "import gate\n\ndef test_it_waits():\n    gate.wait(2)\n    gate.wait(0)\n"
     )
-    outcomes, _ = try_gate(project, limit_s=1)
-    assert outcomes["turns -= 1 => turns += 1"] == ("killed", "test_it_waits")
+    outcomes, faults = try_gate(project, limit_s=1)
+    assert outcomes["turns -= 1 => turns += 1"] == ("killed", test)
+    assert faults == []
 
 
 # --- what is tried
