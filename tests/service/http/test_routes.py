@@ -199,7 +199,7 @@ async def test_metrics_come_as_text_or_as_openmetrics_as_the_scraper_likes(
     text = [*text_string_to_metric_families(answer.body.decode())]
     answer = await doors.get("/metrics", door, accept=OPENMETRICS)
     assert answer.headers["content-type"].startswith("application/openmetrics-text;")
-    parsed = openmetrics.text_string_to_metric_families(answer.body.decode())  # type: ignore[no-untyped-call]  # it alone has no types
+    parsed = openmetrics.text_string_to_metric_families(answer.body.decode())  # type: ignore[no-untyped-call]  # of all its parsers only this has no types
     assert len([*parsed]) == len(text)
 
 
