@@ -124,8 +124,11 @@ class Forks:
                 part.mkdir()
                 pid = os.fork()
                 if not pid:
-                    _become_child(str(part))
-                    self._run_traced(session.items[number::AT_ONCE], part)
+                    try:
+                        _become_child(str(part))
+                        self._run_traced(session.items[number::AT_ONCE], part)
+                    finally:
+                        os._exit(_FAILED)
                 children[pid] = part
             for pid, part in children.items():
                 if os.waitpid(pid, 0)[1]:
@@ -207,12 +210,12 @@ class Forks:
         child = os.fork()
         if not child:
             os.close(reads)
-            _become_child(scratch)
             try:
+                _become_child(scratch)
                 if self._put(module, mutation):
                     self._run(tests, writes)
                 os._exit(_NOT_PUT)
-            finally:  # an interrupt in a test: the parent's work is not for the child
+            finally:  # an interrupt would go on with the parent's work
                 os._exit(_FAILED)
         os.close(writes)
         # For what hangs outside Python, where no signal's handler runs.

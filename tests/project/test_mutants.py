@@ -182,12 +182,23 @@ def test_a_mutation_is_killed_by_a_test_that_fails_with_it(project: Path) -> Non
     }
 
 
-def test_nothing_is_judged_while_a_test_fails_anyway(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("assert False", "test_gate.py::test_that_fails fails without a mutation"),
+        (
+            "raise KeyboardInterrupt",
+            "the tests end their process without a mutation",
+        ),
+    ],
+)
+def test_nothing_is_judged_while_a_test_fails_anyway(
+    project: Path, body: str, fault: str
+) -> None:
     tests = project / "test_gate.py"
-    tests.write_text(f"{TESTS}\ndef test_that_fails():\n    assert False\n")
+    tests.write_text(f"{TESTS}\ndef test_that_fails():\n    {body}\n")
     outcomes, faults = try_gate(project)
-    assert outcomes == {}
-    assert faults == ["test_gate.py::test_that_fails fails without a mutation"]
+    assert (outcomes, faults) == ({}, [fault])
 
 
 @pytest.mark.parametrize(
